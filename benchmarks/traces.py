@@ -32,7 +32,7 @@ from specscope.trace.wire.spans import SpanLevel
 REQUESTS, TOKENS = 24, 64
 RATIOS = (1.0, 0.1, 0.01)
 KEPT = 120  # requests that a row rests on, at least: the run is sent as often as that takes, each time as another run
-LEVELS = (("full", SpanLevel.TREES), ("lean", SpanLevel.TREES), ("lean", SpanLevel.REQUESTS))
+LEVELS = (("full", SpanLevel.TREES), ("lean", SpanLevel.TREES), ("lean", SpanLevel.STEPS), ("lean", SpanLevel.REQUESTS))
 LENGTH = 3  # bytes before a span that say how long it is
 
 

@@ -38,7 +38,6 @@ GONE = {
     "--stop-on-error": "a script runs to its end, and the last line names the first command that failed",
     "--step": "a step is written FILE#REQUEST@STEP, and `specscope report FILE` shows where a step's time goes",
     "--log-stats": "--metrics-port 9464 serves the counts, and `specscope watch` prints them by interval",
-    "--trace-level steps": "--trace-level requests sends a request in sums, trees each step with its evidence",
     "--tui": "--screen shows it on a screen",
     "--over": "`specscope debug FILE` debugs a capture",
     "--attach": "`specscope debug SOCKET` attaches to an engine that runs",

@@ -26,7 +26,6 @@ ASKED: list[tuple[str, list[str]]] = [
     ("--stop-on-error", ["debug", "a prompt", "--commands", "f", "--stop-on-error"]),
     ("--step", ["doctor", "--step"]),
     ("--log-stats", [*CAPTURE, "--log-stats"]),
-    ("--trace-level steps", [*CAPTURE, "--trace-level", "steps"]),
     ("--tui", ["compare", "a.jsonl", "b.jsonl", "--tui"]),
     *(("--html", [*words, "--html", "page.html"]) for words in (["report", "run.jsonl"], ["compare", "a", "b"])),
     ("--plot", ["tune", "run.jsonl", "--plot", "curve.svg"]),

@@ -27,6 +27,7 @@ from specscope.trace.wire.unspan import Decoder, run_info
 WAITING, WAITING_BYTES = 50_000, 24 * 2**20  # spans that may wait to be decoded, and bytes of them as they came
 HELD = 256 * 2**20  # bytes that the decoders of all runs may hold, roughly
 LOOK = 0.2  # seconds after which a listener looks whether its screen is still there
+SUMMARIES = "decode steps without evidence: export at level `trees`"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class _Run:
         self._sent: tuple[RunInfo | None, int] = None, 0  # the run, and what was lost
         self._pieces = 0
         self._special: frozenset[int] = frozenset()
+        self._news = iter((SUMMARIES,))  # told once
 
     def feed(self, name: str, spans: Spans, dropped: int) -> RunUpdate | None:
         """Take spans of this run; gives the update for the screen, if there is one."""
@@ -70,6 +72,10 @@ class _Run:
         new, more = dict(islice(pieces.items(), self._pieces, None)), special - self._special
         self._pieces, self._special = len(pieces), special
         return RunUpdate(name, info, records, new, more, self._sent[1])
+
+    def news(self) -> list[str]:
+        """The news about spans that were left out: of each kind of fault only when there are ten times as many."""
+        return [*self.decoder.faults.news(), *(self._news if self.decoder.summaries else ())]
 
 
 class _Listener:
@@ -131,7 +137,7 @@ class _Listener:
         if name not in self._runs and len(self._runs) >= ENGINES:
             del self._runs[next(iter(self._runs))]
         self._runs[name] = run
-        for message in (run.feed(name, spans, self._dropped), *run.decoder.faults.news()):
+        for message in (run.feed(name, spans, self._dropped), *run.news()):
             if message is not None:
                 self._pipe.send(message)
         while len(self._runs) > 1 and sum(each.decoder.held for each in self._runs.values()) > HELD:

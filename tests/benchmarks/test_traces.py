@@ -92,4 +92,4 @@ def test_the_command_prints_and_writes(tiny, tmp_path, monkeypatch):
         ("trees", "lean", 1.0),
     ]
     by_level = {(one["level"], one["evidence"]): one["request_bytes"] for one in told["sizes"]}
-    assert by_level["trees", "full"] > by_level["trees", "lean"]
+    assert by_level["trees", "full"] > by_level["trees", "lean"] > by_level["steps", "lean"]

@@ -213,7 +213,7 @@ def test_a_prompt_that_is_too_long_is_named_before_the_model_is_loaded(capture, 
     assert (code, err.count("\n"), "long.txt, line 1: the prompt has" in err) == (2, 1, True)
 
 
-@pytest.mark.parametrize("words", [["why"], ["diagnose", "--no-audit"]])
+@pytest.mark.parametrize("words", [["why"], ["diagnose", "--no-audit"], ["report"], ["verify"]])
 def test_a_request_that_failed_is_mentioned(words, old, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(compiler, "check_forms", lambda forms: None)  # so that one fails in its request
     lines = [json.dumps({"prompt": "abc", "max_tokens": 3, **form}) for form in ({}, {"structured_outputs": BAD})]
@@ -221,7 +221,8 @@ def test_a_request_that_failed_is_mentioned(words, old, tiny, tmp_path, monkeypa
     model = ["--raw", "--target", str(tiny), "--kv-memory", "0.01"]
     assert run_here(["capture", str(tmp_path / "p.jsonl"), "-o", str(old), *model])[0] == 1
     said = "1 of 2 requests failed: structured_outputs: regex cannot be used: "
-    assert said in run_here([*words, str(old)])[2]
+    _, out, err = run_here([*words, str(old)])
+    assert said in out + err
     assert said in run_here([*words, str(old), "--json"])[1]
 
 

@@ -86,7 +86,7 @@ def test_evidence_that_is_missing_altogether_is_said(attached):
     summaries = spans(change=lambda span: {k: v for k, v in span.attributes.items() if k.startswith(keep)})
     assert post(attached, [span for span in summaries if span.name == "decode_step"]) == 200
     settle(attached, lambda: attached.viewer.news)
-    assert "decode_step: Object missing required field" in attached.viewer.news[0].text
+    assert "export at level `trees`" in attached.viewer.news[0].text
 
 
 def test_special_tokens_without_end_are_bounded(attached):

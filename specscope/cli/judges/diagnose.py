@@ -33,7 +33,6 @@ from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
 from specscope.terminal import text_console
-from specscope.trace.history.wording import failures
 from specscope.trace.record.vocabulary import shell_word
 from specscope.trace.wire.reading import CaptureReader, split_file
 
@@ -160,8 +159,7 @@ def _examine(file: str, *, asked: JudgeFlags, models: bool, known: bool) -> Mapp
         from specscope.analyze.diagnose.text import render_diagnosis
 
         render_diagnosis(diagnosis, file, text_console())
-    failed = failures(request.end for request in reader.history.requests.values())
-    warnings = (*reader.warnings, *failed, *(() if options is None else options.notes))
+    warnings = (*reader.warnings, *(() if options is None else options.notes))
     for warning in warnings:
         warn(warning)
     return of_capture(file, diagnosis.to_dict(file), code=diagnosis.exit, warnings=warnings)

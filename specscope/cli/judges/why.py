@@ -15,7 +15,6 @@ from specscope.cli.options import branch_option, json_option
 from specscope.cli.streams import warn
 from specscope.envelope import envelope
 from specscope.terminal import text_console
-from specscope.trace.history.wording import failures
 from specscope.trace.record.vocabulary import shell_word
 from specscope.trace.wire.reading import split_file
 
@@ -40,16 +39,15 @@ def why(place: str, *, as_json: bool, branch: int | None) -> None:
     need_steps(history, file, "explained")
     answer: NodeAnswer | RunAnswer
     if not text:
-        asked, answer = list(history.requests.values()), why_run(history)
+        answer = why_run(history)
     else:
         request, named = history.find(text)
-        asked, step = [request], named.index
+        step = named.index
         answer = why_run(history, request.id) if step is None else why_part(history, request, step, named.node)
-    warnings = [*reader.warnings, *failures(request.end for request in asked)]
     if as_json:
-        print_json(envelope("why", plain(answer), source=[file], warnings=warnings))
+        print_json(envelope("why", plain(answer), source=[file], warnings=reader.warnings))
     else:
-        for warning in warnings:
+        for warning in reader.warnings:
             warn(warning)
         render(answer, file, text_console())
 

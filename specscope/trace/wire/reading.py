@@ -16,7 +16,7 @@ from specscope.errors import UserError
 from specscope.trace.checked import decoded
 from specscope.trace.files import BROKEN, open_plain, reason
 from specscope.trace.history.history import History, read_place
-from specscope.trace.history.wording import plural
+from specscope.trace.history.wording import failures, plural
 from specscope.trace.kinds import FileKind, ReadAs, kind_of, start_of
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed_here
 from specscope.trace.record.records import StepRecord
@@ -205,9 +205,15 @@ class CaptureReader:
             why = services if history.others else "is not a capture: it is empty"
             others = f"has no run {self.source.run}; there are: {', '.join(self._other_runs)}"
             raise UserError(f"{self.name} {others if self._other_runs else why}")
+        if decoder.summaries and not decoder.judged and not decoder.has_figures:
+            raise UserError(
+                f"{self.name} holds spans of level `steps`, and no request spans: open and report need them, or level "
+                "`trees`"
+            )
         several = f"the trace also holds requests of {plural(len(self._other_runs), 'other run')}"
         asked = f"a sample of its run ({printable(run.sampling)})"
         remarks = {
+            f"{plural(decoder.summaries, 'decode step')} without evidence": decoder.summaries,
             run.privacy.lack: not run.tells_tokens,
             f"{asked}: figures cover the requests that were kept": run.sampling,
             f"{several}: only the first run is read": self._other_runs and not self.source.run,
@@ -218,6 +224,7 @@ class CaptureReader:
             requests = history.requests.values()
             gaps = [each.steps[-1].index + 1 - len(each.rows) if each.rows else 0 for each in requests]
             self.tell_requests(gaps, sum(request.end is None for request in requests))
+            self.warnings += failures(request.end for request in requests)
 
     def tell_requests(self, gaps: Sequence[int], unfinished: int) -> None:
         """Warn of what is missing. `gaps`: steps of each request that are; `unfinished`: requests that did not end."""

@@ -78,14 +78,22 @@ OfTree = Annotated[tuple[T, ...], Meta(max_length=MAX_NODES + 1)]
 ThreeTimes = Annotated[tuple[Time, ...], Meta(min_length=3, max_length=3)]
 OneReason = Annotated[tuple[FinishReason, ...], Meta(min_length=1, max_length=1)]
 
-# The attributes of a prefill, which a decode step has too
+# The attributes of a prefill, which a decode step has too; and what that says at level `steps` besides
 IN_PREFILL = (
     *("specscope.request.id", "specscope.request.step", "specscope.context_len", "specscope.prefill_tokens"),
     *("specscope.kv.blocks", "specscope.kv.moved", "specscope.kv.found"),
 )
+SUMMARY = (
+    *("specscope.drafter", "specscope.drafted", "specscope.accepted", "specscope.emitted", "specscope.final.kind"),
+    *("specscope.draft.dropped", "specscope.forced", "specscope.draft.sizing", "specscope.preceded", "specscope.rule"),
+)
 ENGINE = "specscope.engine"  # EngineNotes
 AGGREGATE = "specscope.aggregate."  # how attributes of counts begin
 Averages = Annotated[tuple[T, ...], Meta(max_length=256)]
+# A decode step without any of these came without its evidence, at level `steps`
+OF_EVIDENCE = {f"specscope.{name}" for name in ("tree.parent", "tree.token", "verdict.path", "final.token", "final.p")}
+
+
 OURS = "specscope."  # how the attributes of our own resources begin
 
 
@@ -272,12 +280,14 @@ class StepEvidence:
 
 
 def read_spans(kind: SpanKind, attributes: Sequence[Attributes], *, nameless: bool) -> Sequence[Records]:
-    """What spans of a kind tell, and of decode steps the evidence. Raises as SpanKind.read."""
+    """What spans of a kind tell, and of decode steps the evidence, where it is there. Raises as SpanKind.read."""
     told = kind.read(attributes, nameless=nameless)
-    if kind is not DECODE_STEP or not told:
+    rows = [] if kind is not DECODE_STEP else [row for row, each in enumerate(attributes) if OF_EVIDENCE & each.keys()]
+    if not rows:
         return told
-    evidence = _evidence([each[OfDecodeStep] for each in told], attributes, nameless)
-    return [{**each, StepEvidence: its} for each, its in zip(told, evidence, strict=True)]
+    evidence = _evidence([told[row][OfDecodeStep] for row in rows], [attributes[row] for row in rows], nameless)
+    found = dict(zip(rows, evidence, strict=True))
+    return [{**each, StepEvidence: found[row]} if row in found else each for row, each in enumerate(told)]
 
 
 def _evidence(spans: Sequence[OfDecodeStep], attributes: Sequence[Attributes], nameless: bool) -> list[StepEvidence]:

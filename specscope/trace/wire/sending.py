@@ -314,8 +314,8 @@ class SpanSink:
         short = brief(resource)
         self._resources = _detected(short), _detected(engine_resource(short))
         # What the resource has a digest of; it goes with the first span
-        once = level is SpanLevel.TREES and DRAFT_TOKENS in resource
-        self._once = {DRAFT_TOKENS: resource[DRAFT_TOKENS]} if once else {}
+        has_steps = level in (SpanLevel.STEPS, SpanLevel.TREES)
+        self._once = {name: resource[name] for name in (DRAFT_TOKENS,) if has_steps and name in resource}
         self._page = page_of(os.environ.get(PAGE_URL, ""), run.run_id)
         self._batch: list[ReadableSpan] = []
         self._bytes = 0  # of it, at most

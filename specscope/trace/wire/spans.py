@@ -58,7 +58,8 @@ class SpanLevel(StrEnum):
 
     OFF = "off"
     REQUESTS = "requests"  # a root span a request
-    TREES = "trees"  # and a span a step, with the whole evidence
+    STEPS = "steps"  # and a span a step, with counts
+    TREES = "trees"  # and the whole evidence
 
 
 INTERNAL, SERVER = 1, 2  # kinds of spans, as OTLP numbers them
@@ -170,25 +171,26 @@ class Encoder:
         return written(record, self.run.privacy, **how)
 
     def _decode_step(self, part: RequestStep, verdict: Verdict) -> dict[str, Any]:
-        values = self._written(part.tree) | self._written(verdict)
+        only = () if self.level is SpanLevel.TREES else schema.SUMMARY
+        values = self._written(part.tree, only=only) | self._written(verdict, only=only)
         if not len(part.tree):
             values.pop("specscope.verdict.path", None)
         if part.notes is not None:
-            values |= self._written(part.notes)
+            values |= self._written(part.notes, only=only)
         shown = [*part.tree.token.tolist(), verdict.token]
-        likeliest = None if part.parents is None else self._pieces(part.parents.named(shown))
-        values |= self._written(part, notes={} if likeliest is None else {"parents": {"text": likeliest}})
+        likeliest = None if only or part.parents is None else self._pieces(part.parents.named(shown))
+        values |= self._written(part, notes={} if likeliest is None else {"parents": {"text": likeliest}}, only=only)
         special = tuple(token for token in shown if token in self.vocabulary.special)
         own = schema.OfDecodeStep(
             part.request,
             len(part.tree),
             verdict.accepted,
             None if part.notes is None else len(part.notes.dropped_token),
-            tuple(self._pieces(shown) or ()),
-            special,
+            () if only else tuple(self._pieces(shown) or ()),
+            () if only else special,
         )
-        drawing = draw_tree(part, self.vocabulary)  # which people read in Jaeger
-        return values | written(own) | {"specscope.drawing": drawing}
+        drawing = {} if only else {"specscope.drawing": draw_tree(part, self.vocabulary)}  # which people read in Jaeger
+        return values | written(own) | drawing
 
     def _pieces(self, tokens: Sequence[int]) -> list[str] | None:
         """The bytes of tokens, reversibly; None where one is not known."""

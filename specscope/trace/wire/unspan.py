@@ -103,6 +103,7 @@ class _Pending:
     notes: str = ""  # what a request's step said of the engine
     times: tuple[int, int] = (0, 0)  # when a request's step began and ended, or when a request came or went
     branch: int = 0
+    bare: set[str] = field(default_factory=set)  # requests whose steps came without their evidence
     weight: int = 0  # bytes, roughly
 
     @property
@@ -168,7 +169,8 @@ class Decoder:
 
     A span that is not as the schema says is left out and named in `faults`. A step is given when its spans are there,
     or when it is no use to wait for them: where too many others wait, and at the end. What it then lacks its record
-    says (`absent`), and `lost` counts. A reader of a file is `patient`: only memory bounds what waits.
+    says (`absent`), and `lost` counts. `summaries` counts decode steps that came without their evidence (level
+    `steps`). A reader of a file is `patient`: only memory bounds what waits.
     """
 
     def __init__(self, privacy: Privacy = Privacy.EVERYTHING, *, patient: bool = False) -> None:
@@ -178,7 +180,10 @@ class Decoder:
         self.faults = Faults()
         self.run: RunInfo | None = None  # as its reader knows it; completed where a span tells the draft vocabulary
         self.missing = Counter[str]()  # by MISSING
+        self.judged = 0  # decode steps with their evidence
+        self.has_figures = False  # whether a request's own span told its figures
         self.has_steps = False  # whether more came than requests' own spans
+        self.summaries = 0
         self._most_steps: float = math.inf if patient else STEPS_BEHIND
         self._most_bytes = HELD_OF_FILE if patient else HELD
         self._pending: dict[int, _Pending] = {}
@@ -262,10 +267,15 @@ class Decoder:
         check_times(span.start_ns, span.end_ns)
         weight, of_step, pending = _weight(span, told), told[schema.OfStep], self._waiting(told[schema.OfStep].step)
         self.has_steps |= schema.OfRoot not in told
-        if (evidence := told.get(StepEvidence)) is not None or RequestStep in told:
-            if evidence is not None:
-                self._learn(told[schema.OfDecodeStep], evidence)
-            part = RequestStep(**vars(told[RequestStep]), **UNDRAFTED) if evidence is None else evidence.step
+        if (decode := told.get(schema.OfDecodeStep)) is not None and StepEvidence not in told:
+            self.summaries += 1
+            pending.bare.add(decode.request)
+            return
+        if decode is not None or RequestStep in told:
+            part = RequestStep(**vars(told[RequestStep]), **UNDRAFTED) if decode is None else told[StepEvidence].step
+            if decode is not None:
+                self._learn(decode, told[StepEvidence])
+                self.judged += 1
             pending.parts[part.request] = part
             pending.notes, pending.times = of_step.engine or pending.notes, (span.start_ns, span.end_ns)
         elif (queue := told.get(schema.OfQueue)) is not None:
@@ -312,7 +322,7 @@ class Decoder:
         pending = self._pending.pop(step)
         self._held -= pending.weight
         if not (pending.engine or pending.parts or pending.infos or pending.finished):
-            return  # what came was damaged
+            return  # they were without evidence
         records.append(self._record(step, pending, max(step - pending.left_out - self._next, 0)))
         self._next = max(self._next, step + 1)
         self._sent.append(step)
@@ -346,7 +356,8 @@ class Decoder:
             notes, fields = None, pending.own(None)
         absent = pending.absent(notes, finished, steps)
         if absent is not None:
-            counts = absent.steps, absent.requests or 0, absent.others, absent.engine
+            parts = (absent.requests or 0) - len(pending.bare.intersection(absent.names))
+            counts = absent.steps, parts, absent.others, absent.engine
             self.missing.update(dict(zip(MISSING, counts, strict=True)))
         if (after := fields.get("after")) is not None and after not in self._sent:
             fields["after"] = max((sent for sent in self._sent if sent <= after), default=-1)
@@ -376,6 +387,7 @@ class Decoder:
             self._infos.move_to_end(name, last=False)
         end: RequestEnd = told[RequestEnd]
         root, figures = told[schema.OfRoot], told.get(RequestFigures)
+        self.has_figures |= figures is not None
         gone = {} if len(end.output) else {"output": no_tokens(root.length)}  # or of level `requests`
         return _whole(
             end,

@@ -101,7 +101,7 @@ class Planted:
         return dataclasses.replace(value, **plain, **changed)
 
 
-@given(runs(max_steps=2), st.sampled_from((SpanLevel.TREES, SpanLevel.REQUESTS)))
+@given(runs(max_steps=2), st.sampled_from((SpanLevel.TREES, SpanLevel.STEPS, SpanLevel.REQUESTS)))
 @settings(max_examples=30)
 def test_nothing_that_is_left_out_is_written(records, level):
     """And all of it is where nothing is left out, which is how the search is known to find it."""

@@ -144,7 +144,7 @@ def test_intervals_of_an_engine_that_tells_counts_go_on():
 
 def test_levels_below_trees_say_why_too():
     _, out = through([FakeEngine().step([("", {})], [(0, FinishReason.EOS)], [LONG])], 1.0)
-    for level in (SpanLevel.REQUESTS, SpanLevel.TREES):
+    for level in (SpanLevel.REQUESTS, SpanLevel.STEPS, SpanLevel.TREES):
         root = encoded(out[:1], level=level)[-1]
         told = {key.rpartition(".")[2]: value for key, value in root.attributes.items() if "sampling" in key}
         assert told == {"reason": "ratio", "early": False, "ratio": 1.0}

@@ -103,10 +103,15 @@ def test_ids_links_and_parents_hang_together(records, vocabulary):
 @given(runs(max_steps=2), vocabularies)
 @settings(max_examples=20)
 def test_levels_hold_less_and_less(records, vocabulary):
-    requests, off = (encoded(records, RUN, vocabulary, level) for level in (SpanLevel.REQUESTS, SpanLevel.OFF))
+    trees, steps, requests, off = (
+        encoded(records, RUN, vocabulary, level)
+        for level in (SpanLevel.TREES, SpanLevel.STEPS, SpanLevel.REQUESTS, SpanLevel.OFF)
+    )
     assert off == []
     assert {s.name for s in requests} <= {"chat a/model", "text_completion a/model"}
     assert len(requests) == sum(len(record.finished) for record in records)
+    assert [s.name for s in steps] == [s.name for s in trees]
+    assert not any(key.startswith(("specscope.tree", "specscope.verdict")) for s in steps for key in s.attributes)
 
 
 VOCABULARY = Vocabulary({i: b"x%d " % i for i in range(60000)})

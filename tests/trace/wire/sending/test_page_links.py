@@ -34,9 +34,10 @@ def sent(level):
     return found
 
 
-def test_each_decode_step_links_to_its_place(monkeypatch, tmp_path):
+@pytest.mark.parametrize("level", [SpanLevel.STEPS, SpanLevel.TREES])
+def test_each_decode_step_links_to_its_place(level, monkeypatch, tmp_path):
     monkeypatch.setenv(PAGE_URL, "https://host/pages/{run}.html?x=1")
-    spans = sent(SpanLevel.TREES)
+    spans = sent(level)
     assert {name for name, page, *_ in spans if page} == {"decode_step"} < {name for name, *_ in spans}
     for name, page, request, step in spans:
         if name == "decode_step":
