@@ -14,7 +14,7 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10157, 9300),
+    "trace": (10188, 9300),
     "remote": (1700, 1700),
     "watch": (1850, 1850),
     "analyze": (19676, 15700),
@@ -28,13 +28,13 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "vllm, transformers, sglang": (4722, 4050),
     "debug, live": (3430, 3200),
     "tui": (5724, 5500),
-    "cli": (3569, 3100),
+    "cli": (3565, 3100),
     "serve": (1600, 1600),
     "page": (954, 700),
     "testing": (716, 320),
     "bench, train": (0, 0),
-    "top level": (892, 600),
-    "all": (73172, 64500),
+    "top level": (891, 600),
+    "all": (73204, 64500),
     "benchmarks": (3306, 3300),
 }
 TESTS_BUDGET = 40_500
