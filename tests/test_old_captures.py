@@ -88,9 +88,10 @@ LISTED = re.compile(
     # Questions by group and by position, and evidence's own places, are gone; an own rule and other kinds are counted
     r"|report\.json\.captures\[0\]\.answers\.(conditions|missed): .* -> nothing$"
     r"|compare\.json\.fields\[\d+\]\.(where|judged): .* -> nothing$"
-    # The table of least useful nodes, further columns of the other two, and compare's calibration are gone
+    # The table of least useful nodes, further columns of the tokens, and calibration are gone
     r"|report\.json\.captures\[0\]\.answers\.tree: .* -> nothing$"
-    r"|report\.json\.captures\[0\]\.answers\.calibration\.curves\[\d\]\.bins\[\d\]\.expected: .* -> nothing$"
+    r"|report\.json\.captures\[0\]\.answers\.calibration: .* -> nothing$"
+    r"|report\.json\.captures\[0\]\.answers\.rejections\.(tokens\[\d+\]\.)?rejected\.interval: .* -> nothing$"
     r"|report\.json\.captures\[0\]\.answers\.rejections\.notes: \[\"raw p, ranks, [^\"]*\"\] -> \[\]$"
     r"|report\.json\.captures\[0\]\.(engine\.overlap_s|adaptive): .* -> nothing$"
     r"|compare\.json\.calibration: .* -> nothing$"

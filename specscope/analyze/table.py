@@ -7,12 +7,20 @@ from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 
-from specscope.analyze.questions.groups import Examples
+from specscope.analyze.findings import Reference
 from specscope.trace.record.vocabulary import printable
 
 GAP = 3  # characters between two columns of a table
 NONE = "–"  # a figure with nothing under it
 NARROWEST = 16  # cells of words that give way
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Where to look: the first of what a row counts, and what shows it best."""
+
+    first: Reference
+    clearest: Reference
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,6 @@ class Table:
     examples: Sequence[Examples] = ()  # of each row
     notes: tuple[str, ...] = ()  # what is missing
     summary: str = ""  # the answer in a line; "" where there is none
-    ranked: bool = False  # the rows that matter come first: a report prints so many of them
 
     @property
     def widths(self) -> list[int]:

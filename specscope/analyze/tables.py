@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from os.path import commonprefix
 from typing import Any
 
 from specscope.analyze.levels import ELSEWHERE, Level, Levels
-from specscope.analyze.questions.answers import grids
+from specscope.analyze.questions.answers import tokens_table
 from specscope.analyze.report import (
     IntervalReport,
     Means,
@@ -20,7 +19,7 @@ from specscope.analyze.report import (
     committed,
     final_shares,
 )
-from specscope.analyze.table import GAP, NONE, Table, count, number, one_line, percent, share, told
+from specscope.analyze.table import NONE, Table, count, number, one_line, percent, share, told
 from specscope.trace.history.interval import IntervalMeans, cells, clock, counts, covered, notes
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.stats import Acceptance
@@ -348,31 +347,19 @@ def groups(report: Report | Several) -> list[Table]:
     return tables
 
 
-def questions(report: Report, limit: int, width: int | None = None) -> list[Table]:
-    """The answers over many steps, at most `limit` rows where the first matter most; every row with an example.
-
-    In a width of so many characters those columns are left out that there is no room for.
-    """
-    answers = () if report.answers is None else grids(report.answers, report.vocabulary)
-    return [_answer(table, limit if table.ranked else len(table.rows), width) for table in answers]
-
-
-def _answer(table: Table, limit: int, width: int | None) -> Table:
-    """An answer as a report prints it: its first rows, the columns that there is room for, an example of each row."""
+def questions(report: Report, limit: int) -> list[Table]:
+    """The tokens rejected most, at most `limit` of them, each with an example; no table without steps."""
+    if report.answers is None:
+        return []
+    table = tokens_table(report.answers, report.vocabulary)
     left, rows = len(table.rows) - limit, table.rows[:limit]
     lines = [f"{table.summary}." if table.summary else "", table.note if rows else ""]
     lines += [f"{note}." for note in table.notes]
     lines.append(f"{count(left)} more; --top {len(table.rows)} or --json shows all." if left > 0 else "")
-    examples = [printable(str(examples.clearest)) for examples in table.examples[:limit]]
-    room = 10**6 if width is None else width - max([7, *map(len, examples)]) - GAP
-    shown = [column for column, _ in replace(table, rows=rows).fitted(room, GAP)] if rows else []
-    return Table(
-        table.title,
-        (*(table.columns[column] for column in shown), "example"),
-        [(*(row[column] for column in shown), example) for row, example in zip(rows, examples, strict=True)],
-        " ".join(filter(None, lines)),
-        table.words | {"example"},
-    )
+    examples = [printable(str(examples.clearest)) for examples in table.examples]
+    cells = [(*row, example) for row, example in zip(rows, examples, strict=False)]
+    columns = (*table.columns, "example") if rows else ()
+    return [Table(table.title, columns, cells, " ".join(filter(None, lines)), table.words | {"example"})]
 
 
 def requests(report: Report, limit: int) -> Table:

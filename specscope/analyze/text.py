@@ -27,7 +27,7 @@ NO_STYLES: Mapping[str, str] = MappingProxyType({})
 
 def render_text(report: Report, console: Console, top: int = TOP) -> None:
     """Print the report. Text of models and users is never read as markup, and holds no control characters."""
-    shown = [*tables.tables(report), *tables.questions(report, top, console.width)]
+    shown = [*tables.tables(report), *tables.questions(report, top)]
     shown += [tables.requests(report, REQUESTS_SHOWN)] if report.requests or not report.intervals else []
     render_page(console, tables.header(report), report.warnings, shown)
 

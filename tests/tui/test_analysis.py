@@ -14,7 +14,7 @@ from specscope.debug.viewer import Viewer
 from specscope.trace.wire.reading import read_capture
 from specscope.tui.app import ScopeApp
 from specscope.tui.screens import analysis_view
-from specscope.tui.screens.analysis_view import NAMES, AnalysisScreen
+from specscope.tui.screens.analysis_view import AnalysisScreen
 from specscope.tui.screens.step_view import NodesPanel, StepScreen
 from specscope.tui.text import line_width
 from specscope.tui.widgets.grid import GridPanel, RowPanel
@@ -34,19 +34,10 @@ async def opened(app: ScopeApp, pilot) -> GridPanel:
     return panel
 
 
-async def test_the_questions_are_answered_one_key_each():
+async def test_the_question_is_answered():
     async with running(over("eagle")) as (app, pilot):
         panel = await opened(app, pilot)
-        answers = answer(app.viewer.history)
-        rows = [len(answers.rejections.tokens), sum(len(curve.bins) for curve in answers.calibration.curves)]
-        for number in range(len(NAMES)):
-            await pilot.press(str(number + 1))
-            assert panel.chosen == number
-            assert len(panel.shown) == rows[number]
-        await pilot.press("right")
-        assert panel.chosen == 0
-        await pilot.press("left")
-        assert panel.chosen == len(NAMES) - 1
+        assert len(panel.shown) == len(answer(app.viewer.history).rejections.tokens)
         await pilot.press("a")
         assert not isinstance(app.screen, AnalysisScreen)
 
@@ -127,7 +118,7 @@ async def test_a_failure_is_a_line_and_no_crash(monkeypatch):
 
 async def test_nothing_and_counts_only():
     async with running(Viewer()) as (app, pilot):
-        await pilot.press("a", "enter", "f", "down", "3", "right", "o", "s")
+        await pilot.press("a", "enter", "f", "down", "o", "s")
         assert "no steps yet" in text_of(app.screen.query_one(GridPanel))
     counts = Viewer(read_capture(Path(__file__).parents[1] / "data" / "vllm" / "watched.jsonl").history)
     counts.goto_end()
@@ -140,13 +131,10 @@ async def test_nothing_and_counts_only():
 @pytest.mark.every(3)
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", ["eagle", "ngram", "sampled"])
-async def test_every_question_fits_every_size(size, name):
+async def test_it_fits_every_size(size, name):
     async with running(over(name), size) as (app, pilot):
         panel = await opened(app, pilot)
-        for number in range(len(NAMES)):
-            await pilot.press(str(number + 1))
-            await pilot.pause()
-            for one in app.screen.query(Lines):
-                assert "cannot draw" not in text_of(one)
-                assert all(line_width(line) <= one.area.width for line in one.sheet.lines), one
-            assert panel.sheet.lines
+        for one in app.screen.query(Lines):
+            assert "cannot draw" not in text_of(one)
+            assert all(line_width(line) <= one.area.width for line in one.sheet.lines), one
+        assert panel.sheet.lines

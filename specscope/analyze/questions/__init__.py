@@ -1,1 +1,1 @@
-"""Questions over many steps, answered from the evidence: what is rejected, how well q is calibrated, when, and why."""
+"""Questions over many steps, answered from the evidence: what is rejected, and where the wanted token was."""

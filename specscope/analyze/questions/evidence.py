@@ -14,7 +14,6 @@ from specscope.analyze.evidence.visits import visits
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RunInfo
-from specscope.trace.record.rules import sound
 from specscope.trace.record.tree import Bools
 
 COUNTS_ONLY = "this capture holds counts only, so there are no steps"
@@ -77,14 +76,6 @@ class Evidence:
         at_row[c.row[c.on_path]] = c.token[c.on_path]
         at_row[c.final_row] = np.where(c.forced_final, -1, c.final)
         return at_row[c.row]
-
-    @cached_property
-    def sound(self) -> Bools:
-        """[N] whether p, q, what it was accepted by and the drafter's own number can all be probabilities."""
-        c = self.columns
-        figures = np.stack([c.p, c.q, c.accept_prob, np.where(np.isnan(c.draft_prob), 0, c.draft_prob)])
-        is_sound: Bools = ~np.isnan(sound(figures)).any(axis=0)
-        return is_sound
 
     @property
     def left_out(self) -> int:

@@ -1,11 +1,10 @@
-"""Questions over many steps: what is rejected, when and why; each row leads to an example step."""
+"""Over many steps: the tokens that are rejected most; each row leads to an example step."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Hashable
-from operator import attrgetter
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -13,7 +12,7 @@ from textual.binding import BindingType
 from textual.containers import Container
 
 from specscope.analyze.findings import Reference
-from specscope.analyze.questions.answers import answer, grids
+from specscope.analyze.questions.answers import answer, tokens_table
 from specscope.analyze.questions.evidence import snapshot
 from specscope.analyze.table import Table
 from specscope.trace.history.history import History
@@ -21,33 +20,12 @@ from specscope.trace.history.wording import plural
 from specscope.tui.keys import Key, bound, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
-from specscope.tui.text import Ink, clean
+from specscope.tui.text import clean
 from specscope.tui.widgets.grid import GridPanel, RowPanel
-from specscope.tui.widgets.lines import Goto, Panel, Sheet
+from specscope.tui.widgets.lines import Goto
 
-NAMES = ("tokens", "calibration")
 LEAST = 3.0  # seconds between two answers while steps come in
 SHARE = 0.1  # share of the time that may go into answering
-
-
-class QuestionsPanel(Panel, can_focus=False):
-    """The questions in one line, the current one highlighted."""
-
-    OF = attrgetter("_rows.chosen")
-
-    def __init__(self, rows: GridPanel, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._rows = rows
-
-    def draw(self, look: Look, width: int, height: int) -> Sheet:
-        line: list[tuple[str, Ink]] = []
-        spots, cell = [], 0
-        for number, name in enumerate(NAMES):
-            ink: Ink = "strong" if number == self._rows.chosen else "dim"
-            line += [(f"{number + 1} ", "key"), (name, ink), ("   ", "dim")]
-            spots.append((cell, cell + 2 + len(name), f"screen.question({number})"))
-            cell += 5 + len(name)
-        return Sheet([line[:-1]], actions={0: spots})
 
 
 class AnalysisScreen(Over):
@@ -55,9 +33,6 @@ class AnalysisScreen(Over):
 
     FIRST = GridPanel
     KEYS = (
-        *(Key(str(number + 1), f"screen.question({number})", name) for number, name in enumerate(NAMES)),
-        Key("left", "screen.turn(-1)", "Previous question"),
-        Key("right", "screen.turn(1)", "Next question", "← →", "question", 1),
         Key("enter", "screen.go", "The clearest example", "⏎", "clearest example", 0),
         Key("f", "screen.go_first", "The first example", "f", "first", 3),
         *foot(scope=4, filter=5, sort=6, reverse=7, requests=9, help=8),
@@ -76,7 +51,6 @@ class AnalysisScreen(Over):
     def parts(self) -> ComposeResult:
         rows = GridPanel("rows")
         with Container(id="of-analysis"):
-            yield QuestionsPanel(rows, "questions")
             yield rows
             yield RowPanel(rows, "row")
 
@@ -128,13 +102,6 @@ class AnalysisScreen(Over):
             self._due = time.monotonic() + max(LEAST, (time.monotonic() - began) / SHARE)
         self.show(self.last)
 
-    def action_question(self, number: int) -> None:
-        self._rows.choose(number)
-        super().show(self.last)
-
-    def action_turn(self, way: int) -> None:
-        self.action_question((self._rows.chosen + way) % len(NAMES))
-
     def action_go(self) -> None:
         if (examples := self._rows.example) is not None:
             self._open(examples.clearest)
@@ -153,8 +120,8 @@ class AnalysisScreen(Over):
             self.post_message(Goto(position, example.request, node))
 
 
-def _work_out(history: History, request: str | None) -> tuple[Table, ...]:
-    return grids(answer(history, request), history.vocabulary)
+def _work_out(history: History, request: str | None) -> Table:
+    return tokens_table(answer(history, request), history.vocabulary)
 
 
 def _over(look: Look) -> str:

@@ -6,39 +6,27 @@ from functools import partial
 from operator import attrgetter
 
 from specscope.analyze.findings import Reference
-from specscope.analyze.questions.groups import Examples
-from specscope.analyze.table import Table
+from specscope.analyze.table import Examples, Table
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, paragraph
 from specscope.tui.widgets.lines import Panel, Sheet
-from specscope.tui.widgets.listing import GAP, ListColumn, Order, PickPanel
+from specscope.tui.widgets.listing import GAP, ListColumn, PickPanel
 
 
 class GridPanel(PickPanel):
-    """The rows of one question. Each question keeps its order and its picked row."""
+    """The rows of an answer."""
 
-    OF = attrgetter("_version", "chosen", "asking", "picked", "order")
+    OF = attrgetter("_version", "asking", "picked", "order")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.grids: tuple[Table, ...] = ()
-        self.chosen = 0
+        self.grid: Table | None = None  # before the first answer
         self.asking = ""  # what is said while there is no answer
         self.over = ""  # what the answer is over
         self._version = 0
-        self._kept: dict[int, tuple[Order, int]] = {}
 
-    @property
-    def grid(self) -> Table | None:
-        return self.grids[self.chosen] if self.grids else None
-
-    def choose(self, question: int) -> None:
-        self._kept[self.chosen] = self.order, self.picked
-        self.chosen = question
-        self.order, self.picked = self._kept.get(question, (Order(), 0))
-
-    def put_answers(self, grids: tuple[Table, ...], over: str) -> None:
-        self.grids, self.over = grids, over
+    def put_answers(self, grid: Table, over: str) -> None:
+        self.grid, self.over = grid, over
         self._version += 1
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
@@ -79,7 +67,7 @@ def _value(grid: Table, place: int, row: int) -> float | str | None:
 class RowPanel(Panel):
     """The picked row: every figure, its examples, and what the columns mean."""
 
-    OF = attrgetter("_rows.grids", "_rows.chosen", "_rows.asking", "_rows.picked", "_rows.order")
+    OF = attrgetter("_rows.grid", "_rows.asking", "_rows.picked", "_rows.order")
 
     def __init__(self, rows: GridPanel, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -10,7 +10,6 @@ import numpy as np
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import DraftNotes, ParentNotes, RequestInfo, RequestStep
-from specscope.trace.record.tree import DraftTree, Drawn
 from tests.analyze.histories import RUN, history, record
 from tests.support import records as build
 from tests.support.records import floats, ints
@@ -20,41 +19,22 @@ PROMPT = 10  # tokens
 
 def decode(
     tokens: Sequence[int] = (),
-    parent: Sequence[int] | None = None,
     path: Sequence[int] = (),
     rejected: Sequence[int] = (),
     final: int = 99,
     *,
     own: Sequence[float] | None = None,
-    q: Sequence[float] | None = None,
-    p: Sequence[float] | None = None,
     parents: ParentNotes | None = None,
     dropped: Sequence[tuple[int, int]] = (),
-    forced: Sequence[int] = (),
     request: str = "a",
     index: int = 0,
     output: int = 0,
-    rule: str = "standard",
 ) -> RequestStep:
-    """A chain by default. `own`: the drafter's p; `q`: as drawn, of sampled nodes; `dropped`: (token, parent)."""
+    """A chain. `own`: the drafter's p; `dropped`: (token, parent)."""
     n = len(tokens)
-    above = list(range(-1, n - 1)) if parent is None else list(parent)
-    drawn = Drawn.DETERMINISTIC if q is None else Drawn.WITH_REPLACEMENT
-    tree = DraftTree.build(list(tokens), above, q, drawn)
-    of_p = floats(np.zeros(n) if p is None else p)
-    verdict = build.verdict(
-        build.outcomes(n, path, rejected),
-        path,
-        final,
-        build.kind_of(above, path),
-        p=of_p,
-        p_trial=of_p,
-        q_trial=tree.q,
-        accept_prob=np.minimum(1, of_p / np.maximum(tree.q, 1e-9)),
-        final_coin=0.0,
-        forced=ints(forced),
-        rule=rule,
-    )
+    tree = build.chain(tokens)
+    kind = build.kind_of(tree.parent.tolist(), path)
+    verdict = build.verdict(build.outcomes(n, path, rejected), path, final, kind, q_trial=tree.q, final_coin=0.0)
     notes = None
     if own is not None:
         notes = DraftNotes(

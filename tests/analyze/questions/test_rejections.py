@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from specscope.analyze.questions.answers import Count, rejections
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.rates import Count, rejections
 
 from .made import decode, run_of
 
