@@ -37,23 +37,17 @@ class Tables:
     def add(self, batches: Batches) -> None:
         """Rows of these tables; parents, which are no file, are left out."""
         for name, batch in batches:
-            if name not in self.rows:
-                continue
-            self.rows[name] += len(batch)
-            waiting = self._waiting[name]
-            waiting.append(batch)
-            if sum(map(len, waiting)) >= GROUP or sum(batch.nbytes for batch in waiting) >= HELD:
-                self._write(name)
+            if name in self.rows:
+                self.rows[name] += len(batch)
+                self._waiting[name].append(batch)
+                self.write(name, GROUP, HELD)
 
-    def _write(self, name: str) -> None:
-        if waiting := self._waiting[name]:
+    def write(self, name: str, rows: int = 1, size: int = 1) -> None:
+        """Write the rows that wait, if they are so many, or of so many bytes."""
+        waiting = self._waiting[name]
+        if sum(map(len, waiting)) >= rows or sum(batch.nbytes for batch in waiting) >= size:
             self._writers[name].write_table(pa.Table.from_batches(waiting))
             waiting.clear()
-
-    def finish(self) -> None:
-        """Write the rows that still wait."""
-        for name in self._waiting:
-            self._write(name)
 
 
 @contextmanager
@@ -63,7 +57,7 @@ def open_tables(name: str) -> Iterator[Tables]:
     Raises UserError where they cannot be written.
     """
     folder = Path(name)
-    made = not folder.exists()
+    made = not os.path.lexists(folder)
     parts = {table: folder / f"{table}.parquet{PART}" for table in SCHEMAS}
     try:
         folder.mkdir(exist_ok=True)
@@ -76,7 +70,8 @@ def open_tables(name: str) -> Iterator[Tables]:
                 path.chmod(PRIVATE)  # while they are empty: they will hold prompts
             tables = Tables(writers)
             yield tables
-            tables.finish()
+            for table in SCHEMAS:
+                tables.write(table)
         for path in parts.values():
             os.replace(path, path.with_suffix(""))
     except (OSError, pa.ArrowException) as error:
@@ -93,22 +88,15 @@ def check_folder(name: str) -> None:
     """Refuse a folder that cannot be written, or that holds anything but an older export. Writes nothing."""
     if not name:
         raise UserError("-o needs the name of a folder")
-    folder = written = Path(name)
-    held: list[str] = []
-    try:
-        held = os.listdir(folder)
-    except FileNotFoundError:
-        written = folder.absolute().parent  # it will be made there
-        if folder.is_symlink() or not written.is_dir():
-            missing = folder if folder.is_symlink() else written
-            raise UserError(f"cannot write {folder}: there is no folder {missing}") from None
-    except NotADirectoryError:
-        raise UserError(f"{name} is a file: -o takes a folder") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot write {name}: {getattr(error, 'strerror', None) or error}") from error
-    if not os.access(written, os.W_OK | os.X_OK):
+    folder = Path(name)
+    written = folder if os.path.lexists(folder) else folder.absolute().parent  # where it will be made
+    if not written.exists():
+        raise UserError(f"cannot write {folder}: there is no folder {written}")
+    if not written.is_dir():
+        raise UserError(f"{written} is a file: -o takes a folder")
+    if not os.access(written, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"cannot write {folder}: Permission denied")
-    for entry in held:
+    for entry in os.listdir(folder) if written == folder else ():
         if not _is_ours(folder / entry):
             raise UserError(f"{name} holds {entry!r}, which is not from an older export: give another folder")
 

@@ -42,7 +42,6 @@ class Source:
         self.vocabulary = Vocabulary() if privacy else history.vocabulary
         self._count = self._nodes = 0  # of records; of nodes in `_held`
         self._requests: dict[str, _Request] = {}
-        self._prompts: dict[str, int] = {}  # tokens of each request's
         self._held: list[tuple[StepRecord, RequestStep]] = []
         self._rows: dict[str, list[Sequence[object]]] = {"requests": [], "intervals": []}
 
@@ -73,7 +72,6 @@ class Source:
             self._count += 1
             self._held += [(record, part) for part in record.requests]
             self._nodes += sum(len(part.told("tree", "token")) for part in record.requests)
-            self._prompts |= {info.id: len(info.prompt_tokens) for info in record.admitted}
             self._rows["requests"] += self._ended(record)
             self._rows["intervals"] += [] if record.aggregate is None else [(record.aggregate, record)]
             if max(len(self._held), *map(len, self._rows.values())) >= MOST_STEPS or self._nodes >= MOST_NODES:
@@ -83,7 +81,7 @@ class Source:
     def _filled(self) -> Batches:
         """The rows of what is held, which is let go."""
         if self._held:
-            yield from Chunk(self, self._held, self._prompts).batches()
+            yield from Chunk(self, self._held).batches()
         for table, rows in self._rows.items():
             yield self._batch(table, rows)
             rows.clear()
@@ -97,6 +95,7 @@ class Source:
             request = self._requests.setdefault(name, _Request(name))
             request.branch, request.current = record.branch, request.current or here
             request.info = infos.get(name, request.info)
+            request.prompt = len(infos[name].prompt_tokens) if name in infos else request.prompt
         for part in record.requests:
             request = self._requests[part.request]
             request.steps, request.through = request.steps + 1, part.index + 1
@@ -104,6 +103,10 @@ class Source:
             self._requests[name].ended.add(here)
             self._requests[name].info = None if here else self._requests[name].info
             yield _Request(name, record.branch, here, end.info, end).told(self.vocabulary)
+
+    def prompts(self, request: str) -> int:
+        """Tokens of a request's prompt."""
+        return self._requests[request].prompt
 
     @property
     def gaps(self) -> list[int]:
@@ -164,6 +167,7 @@ class _Request:
     ended: set[bool] = field(default_factory=set)  # whether on that path, each time that it ended
     steps: int = 0
     through: int = 0  # the number of the last of them and one
+    prompt: int = 0  # tokens of it
 
     @property
     def is_open(self) -> bool:
@@ -200,11 +204,8 @@ class _Request:
 class Chunk:
     """Some request steps of a run: `c` are their decode steps and nodes, `e` the parents that were tried."""
 
-    def __init__(
-        self, source: Source, held: Sequence[tuple[StepRecord, RequestStep]], prompts: Mapping[str, int]
-    ) -> None:
-        """`prompts`: tokens of each request's prompt."""
-        self._source, self._held, self._prompts = source, held, prompts
+    def __init__(self, source: Source, held: Sequence[tuple[StepRecord, RequestStep]]) -> None:
+        self._source, self._held = source, held
         self.records = [record for record, _ in held]
         self.picked = Picked.of([part for _, part in held])
         self._judged = np.flatnonzero(self.holds("verdict"))
@@ -254,7 +255,7 @@ class Chunk:
         records, run = self.records, self._source.run
         spent = [{phase.name: phase.end_ns - phase.start_ns for phase in record.phases} for record in records]
         root = numbers(picked, "", "context_len") + numbers(picked, "", "prefill_tokens")
-        prompt = np.array([self._prompts.get(name) or 0 for name in words(picked, "", "request")])
+        prompt = np.array([self._source.prompts(name) for name in words(picked, "", "request")])
         depth = np.zeros(len(records), np.int32)
         depth[judged] = c.tree_depth
         return {
