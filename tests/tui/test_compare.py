@@ -77,7 +77,7 @@ async def test_models_of_one_beginning_are_told_apart_and_no_pair_says_why(size)
         ]
         assert "-cut " in line
         assert "-cut-0.1.2" in line
-        assert "A's are within a chat template" in " ".join(text_of(app.screen.query_one(PairsPanel)).split())
+        assert "if a chat template was applied to one" in " ".join(text_of(app.screen.query_one(PairsPanel)).split())
 
 
 async def test_the_list_says_where_pairs_part_and_why():

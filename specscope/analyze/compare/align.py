@@ -12,9 +12,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import product
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +23,10 @@ from specscope.analyze.findings import Reference
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.rules import ROUNDING
 from specscope.trace.record.tree import Bools, Doubles
-from specscope.trace.record.vocabulary import printable
 
-SHORTEST = 12  # characters of a prompt that says something where it stands within another
-SAME_TEMPLATE = "record both with --raw, or both without, and send both to one endpoint (/v1/completions applies none)"
-LOOKED = 200  # requests of a side: what holds for these holds for the others
+SAME_TEMPLATE = "if a chat template was applied to one of them only, record both with --raw, or both without"
 LENGTH = {"seed", "max_tokens", "stop", "ignore_eos", "logprobs"}  # parameters that shape no distribution
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
-NO_LONGS = np.zeros(0, np.int64)
 Both = tuple[Doubles, Doubles]  # of A and B
 
 
@@ -68,8 +63,8 @@ class ContextRows:
     sides: tuple[Side, Side]
     at: tuple[Longs, Longs]  # places
     step: tuple[Longs, Longs]  # the step of each
-    depth: tuple[Longs, Longs]  # of tokens and parents in their trees, 0 for a root; of others NO_LONGS
-    sibling: Longs  # B's rank among its siblings, from 1; 0 for a final token; of others NO_LONGS
+    depth: tuple[Longs, Longs]  # of tokens and parents in their trees; of roots and others 0
+    sibling: Longs  # B's rank among its siblings, from 1; of final tokens 0, of what is no token -1
     alike: Bools  # whether the same parameters shape p
     exact: Bools  # whether parameters and seed are the same
 
@@ -114,7 +109,7 @@ class ContextRows:
         }
         if (run := side.captures[0].run) is not None:
             facts["position of the root in its block"] = side.columns.position[step] % run.block_size
-        return facts | {name: each for name, each in (("depth", self.depth[1]), ("sibling", self.sibling)) if len(each)}
+        return facts | {"depth": self.depth[1], "sibling": self.sibling}
 
     def reference(self, index: int) -> tuple[Reference, Reference]:
         """The compared values with this index, to look at."""
@@ -123,7 +118,7 @@ class ContextRows:
 
     def _reference(self, number: int, index: int) -> Reference:
         side, place, step = self.sides[number], int(self.at[number][index]), int(self.step[number][index])
-        is_node = len(self.sibling) > 0 and place < len(side.columns.step)
+        is_node = self.sibling[index] >= 0 and place < len(side.columns.step)
         node = place - int(side.columns.start[step]) if is_node else None
         return Reference(side.requests[side.request[step]].id, int(side.index[step]), int(side.step[step]), node)
 
@@ -144,18 +139,7 @@ class Aligned:
     tolerance: float
 
 
-class _Contexts(NamedTuple):
-    """What a side has of one kind."""
-
-    keys: Hashes  # the context of each, hashed; 0 where there is none
-    step: Longs
-    depth: Longs = NO_LONGS
-    sibling: Longs = NO_LONGS
-
-    def at(self, places: Longs) -> _Contexts:
-        """Those at these places."""
-        placed = (each[places] if len(each) else each for each in (self.depth, self.sibling))
-        return _Contexts(self.keys[places], self.step[places], *placed)
+_Contexts = tuple[Hashes, Longs]  # of one kind: the context of each, 0 for none; [3, n] its step, depth, and sibling
 
 
 def align(a: Side, b: Side, pairs: Matched) -> Aligned:
@@ -171,12 +155,12 @@ def align(a: Side, b: Side, pairs: Matched) -> Aligned:
     paths_b, of_b = _contexts(b, pair_b)
 
     def rows(of_kind: _Contexts, theirs: _Contexts) -> ContextRows:
-        keys, *both = np.intersect1d(of_kind.keys, theirs.keys, return_indices=True)  # the first place of each
+        keys, *both = np.intersect1d(of_kind[0], theirs[0], return_indices=True)  # the first place of each
         order = np.argsort(both[0])  # as A has them: the first example is the first in time
         at = x, y = both[0][order][keys[order] != 0], both[1][order][keys[order] != 0]
-        first, second = of_kind.at(x), theirs.at(y)
-        step, depth, request = (first.step, second.step), (first.depth, second.depth), a.request[first.step]
-        return ContextRows((a, b), at, step, depth, second.sibling, alike[request] | (not some_alike), exact[request])
+        step, depth, (_, sibling) = zip(of_kind[1][:, x], theirs[1][:, y], strict=True)
+        request = a.request[step[0]]
+        return ContextRows((a, b), at, step, depth, sibling, alike[request] | (not some_alike), exact[request])
 
     tolerance = rounding(*({run.dtype for side in (a, b) for run in side.runs} or {""}))
     steps, nodes, parents, tokens, fed = map(rows, of_a, of_b)
@@ -208,17 +192,21 @@ def _contexts(side: Side, pair: Longs) -> tuple[Hashes, list[_Contexts]]:
     step, position, _ = side.fed
     whole = np.array([len(side.tokens(request)) for request in side.requests], np.int64)[side.request[step]]
     fed = behind(step, np.clip(side.place[step] + position + 1 - c.position[step], 0, whole)) + mix(position)
-    rank, end, first = c.sibling + 1, c.depth_reached[drawn] + 1, np.zeros_like(drawn)
-    tokens = np.append(rows[c.own_row], final), np.append(c.step, drawn), np.append(c.depth, end)
+    nodes, finals = np.stack([c.step, c.depth, c.sibling + 1]), np.stack([drawn, c.depth_reached[drawn] + 1, 0 * drawn])
     kinds = [
-        _Contexts(rows[c.root_row], every),
-        _Contexts(rows[c.own_row], c.step, c.depth, rank),
-        _Contexts(rows[parents.row] * (parents.tops > 0), parents.step, depths[parents.row]),
-        _Contexts(*tokens, np.append(rank, first)),
-        _Contexts(fed, step),
+        (rows[c.root_row], _no_tokens(every)),
+        (rows[c.own_row], nodes),
+        (rows[parents.row] * (parents.tops > 0), _no_tokens(parents.step, depths[parents.row])),
+        (np.append(rows[c.own_row], final), np.concatenate([nodes, finals], axis=1)),
+        (fed, _no_tokens(step)),
     ]
     paired = pair[side.request] > 0
-    return rows, [kind._replace(keys=kind.keys * paired[kind.step]) for kind in kinds]
+    return rows, [(keys * paired[of[0]], of) for keys, of in kinds]
+
+
+def _no_tokens(step: Longs, depth: Longs | int = 0) -> Longs:
+    """[3, n] the step of each, its depth, and no sibling."""
+    return np.stack(np.broadcast_arrays(step, depth, -1))
 
 
 def _said(place: Longs, token: Longs) -> Hashes:
@@ -270,22 +258,4 @@ def unpaired(a: Side, b: Side, matched: Matched) -> str:
             return f"no requests are paired: {name} was recorded with --no-tokens"
         if not any(request.whole for request in side.requests):
             return f"no requests are paired: every request of {name} lacks steps"
-    why = hint(a, b, matched)
-    return "no request of A has the same prompt as one of B" + (f": {why}" if why else "")
-
-
-def hint(a: Side, b: Side, matched: Matched) -> str:
-    """What keeps requests from being paired whose prompts look alike, with an example; "" where none do."""
-    left = []
-    for number, side in enumerate((a, b)):
-        taken = {pair[number] for pair in matched}
-        infos = [each.info for place, each in enumerate(side.requests) if place not in taken and each.info][:LOOKED]
-        left.append([(printable(info.id), info.prompt.strip()) for info in infos])
-    for (mine, text), (theirs, other) in product(*left):
-        example = f"{mine} of A and {theirs} of B"
-        if text and text == other:
-            return f"{example} are the same text in different tokens: give both the same special tokens"
-        for name, whole, part in (("A", text, other), ("B", other, text)):
-            if len(part) >= SHORTEST and part in whole:
-                return f"{name}'s are within a chat template ({example}): {SAME_TEMPLATE}"
-    return ""
+    return f"no request of A has the same prompt as one of B: {SAME_TEMPLATE}"

@@ -47,7 +47,6 @@ class Estimate:
     visible: float | None = None  # the least difference that would be seen with 95 % power; None: none that can be
     clusters: int = 0  # that it is computed from: requests, or pairs of these; for counts, drafts
     weight: tuple[float, float] = (0.0, 0.0)  # drafts, steps or nodes under the figure
-    standard_error: float | None = None
     percent: bool = False  # whether it is a share
     unit: str = "request"  # what a cluster is
     without_interval: str = ""  # why there is none, where more data would not help
@@ -172,7 +171,6 @@ def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False
         high=min(high, max(1 - a, b - a)) if bare.percent else high,
         p_value=t_two_sided(change / error, degrees) if error else float(not change),
         visible=visible if visible <= reach else None,
-        standard_error=b * error if of_logs else error,
     )
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from specscope.analyze.compare.align import Aligned, Matched, align, hint, match, unpaired
+from specscope.analyze.compare.align import Aligned, Matched, align, match, unpaired
 from specscope.analyze.compare.config import NOT_KNOWN, Difference, differences, explaining
 from specscope.analyze.compare.failif import GROUPED, counted, judge
 from specscope.analyze.compare.fields import Field, fields
 from specscope.analyze.compare.figures import believed, clustered, figures, groups
 from specscope.analyze.compare.parting import Partings
-from specscope.analyze.compare.result import Comparison, Pair, Sameness, SideFacts, judged
+from specscope.analyze.compare.result import Comparison, Pair, SideFacts, judged
 from specscope.analyze.compare.side import Side, SideRequest
 from specscope.trace.history.conditions import Threshold
 from specscope.trace.history.wording import plural
@@ -48,10 +48,6 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
         Comparison(
             a=first,
             b=second,
-            answer=Sameness.UNKNOWN,
-            summary="",
-            headline="",
-            reasons=(),
             differences=tuple(other),
             missing=tuple(_missing(a, b, matched)),
             pairs=tuple(_pairs(a, b, matched)),
@@ -126,9 +122,8 @@ def _missing(a: Side, b: Side, matched: Matched) -> list[str]:
     for name, side in sides:
         if part := sum(not request.whole for request in side.requests):
             lines.append(f"steps of {plural(part, 'request')} of {name} are missing: only distributions are compared")
-    if a.tells_tokens and b.tells_tokens:
-        why = hint(a, b, matched) if matched else unpaired(a, b, matched)
-        lines += [why if matched else f"{why}; only distributions are compared"] if why else []
+    if a.tells_tokens and b.tells_tokens and not matched:
+        lines.append(f"{unpaired(a, b, matched)}; only distributions are compared")
     return lines
 
 

@@ -40,15 +40,9 @@ class CountsSide:
     made_up: bool  # its verdicts, for a benchmark
     intervals: tuple[StepRecord, ...]
 
-    @cached_property
-    def told(self) -> list[Aggregate]:
-        """What its intervals tell."""
-        return [step.aggregate for step in self.intervals if step.aggregate is not None]
-
-    @cached_property
-    def means(self) -> IntervalMeans:
-        """Of its intervals: where there are no counts they are its figures."""
-        return IntervalMeans(self.told)
+    # What its intervals tell, and their means: where there are no counts they are its figures
+    told = cached_property[list[Aggregate]](lambda side: [step.aggregate for step in side.intervals if step.aggregate])
+    means = cached_property[IntervalMeans](lambda side: IntervalMeans(side.told))
 
     @property
     def definitions(self) -> list[str]:
@@ -97,10 +91,8 @@ class CountsComparison:
     b: CountsSide
     conditions: tuple[FailCondition, ...] = ()  # of --fail-if
 
-    @cached_property
-    def levels(self) -> Levels:
-        """When the level of a side changed, and what tells the low intervals of both from the others."""
-        return levels(self.a.intervals, self.b.intervals)
+    # When the level of a side changed, and what tells the low intervals of both from the others
+    levels = cached_property[Levels](lambda both: levels(both.a.intervals, both.b.intervals))
 
     @property
     def headline(self) -> str:

@@ -164,20 +164,22 @@ class Partings:
         greedy = a.greedy and b.greedy
         if not greedy and getattr(a.params, "seed", None) != getattr(b.params, "seed", None):
             return PartingCause.SEED
-        certain = _certain(x, y) if match is PairedBy.EXACT and self._coins else None
-        if certain is not None:
-            return certain
+        cut, how = a.cut or b.cut, self._mechanical(x, y, tolerance, cut=a.cut or b.cut)
+        if match is PairedBy.EXACT and self._coins and _certain(how, x, y):
+            return how
         p, other = (known_p(side, part) for side, part in zip(self.sides, (x, y), strict=True))
         far = {
             kind
             for kind, token in p.keys() & other.keys()
             if abs(p[kind, token] - other[kind, token]) > BEYOND * tolerance * WIDER[kind]
         }
-        raw, p_differs, cut, decisions = "raw" in far, bool(far - {"raw"}), a.cut or b.cut, (*x.decisions, *y.decisions)
+        raw, p_differs, decisions = "raw" in far, bool(far - {"raw"}), (*x.decisions, *y.decisions)
         near = any(decision.near_tie for decision in decisions)
-        asked = None if greedy else self._asked(x, y)  # a greedy output hangs neither on the drafts nor on the rule
-        if asked is not None and (near or not (raw or (p_differs and not cut))):  # they do not excuse another target
-            return asked
+        drafted = self._other_drafts and how in (PartingCause.DRAFTS, PartingCause.DRAFTER)
+        # A greedy output hangs neither on the drafts nor on the rule, and they do not excuse another target
+        asked = not greedy and (drafted or how is PartingCause.RULE)
+        if asked and (near or not (raw or (p_differs and not cut))):
+            return how
         if near:
             return PartingCause.ROUNDING
         if greedy and x.token != y.token and all(decision.gap is None for decision in decisions):
@@ -186,32 +188,22 @@ class Partings:
             return PartingCause.TARGET
         if p_differs:
             return PartingCause.CUT if cut else PartingCause.TARGET
-        return self._mechanical(x, y, tolerance, cut=cut)
-
-    def _asked(self, x: Half, y: Half) -> PartingCause | None:
-        """What is configured differently and decides which coins are used: it takes precedence over rounding."""
-        if x.rule != y.rule:
-            return PartingCause.RULE
-        if not self._other_drafts:
-            return None
-        if x.position != y.position or [one.token for one in x.tried] != [one.token for one in y.tried]:
-            return PartingCause.DRAFTS
-        return PartingCause.DRAFTER if [one.q for one in x.tried] != [one.q for one in y.tried] else None
+        return how
 
     def _mechanical(self, x: Half, y: Half, tolerance: float, *, cut: bool) -> PartingCause:
-        """The target agrees: drafter, drafts, coins or verdict. `cut`: whether top-k, top-p or min-p cut p."""
+        """If the target agrees: rule, drafter, drafts, coins or verdict. `cut`: whether top-k, top-p or min-p cut p."""
+        if x.rule != y.rule:
+            return PartingCause.RULE
         tried = list(zip(x.tried, y.tried, strict=False))
         qs = [(first.q, second.q) for first, second in tried if first.token == second.token]
-        if any((q is None) != (r is None) or abs((q or 0.0) - (r or 0.0)) > BEYOND * tolerance for q, r in qs):
+        within = 0.0 if self._other_drafts else BEYOND * tolerance
+        if any((q is None) != (r is None) or abs((q or 0.0) - (r or 0.0)) > within for q, r in qs):
             return PartingCause.DRAFTER
         other = next((pair for pair in tried if pair[0].token != pair[1].token), ())
         if any(decision.near_draw for decision in other):
             return PartingCause.ROUNDING
-        if other or x.position != y.position or not x.decisions or not y.decisions:
-            return PartingCause.DRAFTS
-        if x.rule != y.rule:
-            return PartingCause.RULE
-        if looks_ahead(x.rule) and x.drafted != y.drafted:  # what lies below decides as well
+        below = looks_ahead(x.rule) and x.drafted != y.drafted  # what lies below decides as well
+        if other or below or x.position != y.position or not x.decisions or not y.decisions:
             return PartingCause.DRAFTS
         for first, second in zip(x.decisions, y.decisions, strict=False) if self._coins else ():
             if first.node != second.node:
@@ -225,19 +217,14 @@ class Partings:
         return PartingCause.UNKNOWN
 
 
-def _certain(x: Half, y: Half) -> PartingCause | None:
-    """What rounding cannot explain: another coin at the same place, or another outcome from the same p, q and coin."""
-    if x.position != y.position or x.rule != y.rule or (looks_ahead(x.rule) and x.drafted != y.drafted):
-        return None
-    for first, second in zip(x.tried, y.tried, strict=False):
-        if (first.node, first.token) != (second.node, second.token):
-            return None
-        if first.coin != second.coin:
-            return PartingCause.COIN
-        if first.what != second.what:
-            given = [(one.accept_prob, one.p, one.q) for one in (first, second)]
-            return PartingCause.VERDICT if given[0] == given[1] else None
-    return None
+def _certain(how: PartingCause, x: Half, y: Half) -> bool:
+    """Whether rounding cannot explain it: another coin at the same place, or another outcome of the same numbers."""
+    pairs = zip(x.tried, y.tried, strict=False)
+    other = next((pair for pair in pairs if pair[0].coin != pair[1].coin or pair[0].what != pair[1].what), None)
+    if other is None or how not in (PartingCause.COIN, PartingCause.VERDICT):
+        return False
+    a, b = ((one.accept_prob, one.p, one.q) for one in other)
+    return how is PartingCause.COIN or a == b
 
 
 def known_p(side: Side, half: Half) -> dict[tuple[str, int], float]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from specscope.analyze.compare.align import PairedBy
@@ -95,10 +96,6 @@ class Comparison:
 
     a: SideFacts
     b: SideFacts
-    answer: Sameness  # this and the next three are the verdict's
-    summary: str  # it in a sentence
-    headline: str  # the acceptance length of both sides, its change and interval
-    reasons: tuple[str, ...]  # what speaks for it, the strongest first
     differences: tuple[Difference, ...]
     missing: tuple[str, ...]  # what a side lacks, and what was therefore not compared
     pairs: tuple[Pair, ...]
@@ -109,21 +106,15 @@ class Comparison:
     groups: dict[str, tuple[Estimate, ...]]  # acceptance length by group
     conditions: tuple[FailCondition, ...]
     unpaired: str  # why there is no pair, in a sentence; "" where there is one
+    answer: Sameness = Sameness.UNKNOWN  # this and the next three are the verdict's
+    summary: str = ""  # it in a sentence
+    headline: str = ""  # the acceptance length of both sides, its change and interval
+    reasons: tuple[str, ...] = ()  # what speaks for it, the strongest first
 
-    @property
-    def sides(self) -> dict[str, SideFacts]:
-        """By their names."""
-        return {"A": self.a, "B": self.b}
-
-    @property
-    def tau(self) -> Estimate | None:
-        """The primary figure; None where it is not known on both sides."""
-        return next((figure for figure in self.figures if figure.name == TAU), None)
-
-    @property
-    def depths(self) -> list[Estimate]:
-        """The acceptance rate of each depth."""
-        return [figure for figure in self.figures if figure.name.startswith("depth ")]
+    sides = cached_property[dict[str, SideFacts]](lambda found: {"A": found.a, "B": found.b})
+    # The primary figure, None where it is not known on both sides; the acceptance rate of each depth
+    tau = cached_property[Estimate | None](lambda found: next((one for one in found.figures if one.name == TAU), None))
+    depths = cached_property[list[Estimate]](lambda found: [one for one in found.figures if one.name[:6] == "depth "])
 
     @property
     def grouped(self) -> list[tuple[str, Estimate]]:

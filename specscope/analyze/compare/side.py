@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,6 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, RequestInfo, RequestStep, RunInfo
 from specscope.trace.record.tree import Bools, Doubles
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.run.packed import Picked
 from specscope.trace.wire.reading import read_capture
 
 Longs = NDArray[np.int64]
@@ -129,37 +127,26 @@ class Side:
     final_gap = doubles(lambda side: side.columns.parents.of_rows(side.columns.parents.gap, side.columns.final_row))
     gap = doubles(lambda side: side.columns.parents.of_rows(side.columns.parents.gap, side.columns.row))
     drawn = indices(lambda side: np.flatnonzero(~np.isnan(side.final_whole) & ~side.forced))  # steps with final_whole
-    # [N] the target's probability before temperature and rules; NaN where it is not recorded
+    # [N] the target's probability before temperature and rules; how near the drafter's draw was to another token, 1
+    # where the node is no draw. NaN where it is not recorded
     raw_p = doubles(lambda side: np.where(np.isnan(side.gap), np.nan, side.columns.parents.raw_p))
+    draw_margin = doubles(lambda side: np.where(side.columns.no_draw, 1.0, side.columns.draw_margin))
+    # Whether all of its runs were recorded with their token ids; whether coins and p are: a final p is never 0
+    tells_tokens = cached_property[bool](lambda side: all(run.tells_tokens for run in side.runs))
+    has_coins = cached_property[bool](lambda side: side.columns.has_coins)
+    has_p = cached_property[bool](lambda side: bool(side.columns.final_p.any()))
+    # Requests' steps that fed tokens of a prompt; the headers of its captures, where they have one
+    prefills = cached_property[int](lambda side: sum(capture.prefills for capture in side.captures))
+    runs = cached_property[list[RunInfo]](lambda side: [each.run for each in side.captures if each.run is not None])
 
     def __len__(self) -> int:
         return len(self.columns)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As its columns lie: each step by itself takes ten times as much."""
-        values = (self.captures, self.requests, self.vocabulary, self.columns.picked)
-        return _received, (*values, self.step, self.batch, self.preceded)
-
-    @property
-    def runs(self) -> list[RunInfo]:
-        """The headers of its captures, where they have one."""
-        return [capture.run for capture in self.captures if capture.run is not None]
 
     @property
     def preemptions(self) -> int | None:
         """Of all requests; None where a capture does not tell."""
         told = [request.preempted for request in self.requests]
         return None if None in told else sum(filter(None, told))
-
-    @property
-    def prefills(self) -> int:
-        """Requests' steps that fed tokens of a prompt."""
-        return sum(capture.prefills for capture in self.captures)
-
-    @property
-    def tells_tokens(self) -> bool:
-        """Whether all of its runs were recorded with their token ids."""
-        return all(run.tells_tokens for run in self.runs)
 
     def dtype(self, request: SideRequest) -> str:
         """Of the target that ran it, "" where it is not known."""
@@ -190,12 +177,10 @@ class Side:
         so far; a shared suffix tree holds what other requests generated before: then all steps that use it vary.
         """
         picked = self.columns.picked
-        drafters = words(picked, "", "drafter")
+        texts = [(text_part(name), model_part(name)) for name in words(picked, "", "drafter")]
         shared = np.array([OTHERS in (source or "") for source in words(picked, "method", "match_source")], np.bool_)
-        suffix = np.array([text_part(name) == "suffix" for name in drafters], np.bool_)
-        both = np.array([text_part(name) != "" and model_part(name) != "" for name in drafters], np.bool_)
-        sized = np.array(words(picked, "", "sizing"), np.bool_)
-        return np.asarray(sized | both | shared | (suffix & (shared & suffix).any()))
+        both = np.array([all(parts) or (parts[0] == "suffix" and shared.any()) for parts in texts], np.bool_)
+        return np.asarray(np.array(words(picked, "", "sizing"), np.bool_) | both | shared)
 
     @cached_property
     def final_whole(self) -> Doubles:
@@ -213,12 +198,6 @@ class Side:
         return out
 
     @cached_property
-    def draw_margin(self) -> Doubles:
-        """[N] how near the drafter's draw was to another token; 1 where the node is no draw, NaN where not recorded."""
-        margin = self.columns.draw_margin
-        return np.where(np.isnan(margin) & ~self.columns.sampled, 1.0, margin)
-
-    @cached_property
     def fed(self) -> tuple[Longs, Longs, Doubles]:
         """Of the F rows of the target's features that a drafter's first pass was fed, where they are recorded.
 
@@ -230,24 +209,6 @@ class Side:
         position = gathered(picked, "notes", "fed_position", np.int64)[np.repeat(rows > 0, counts)]
         norms = padded(picked, "notes", "fed_norms", np.float64, np.nan)[widths(picked, "notes", "fed_norms") > 0]
         return np.repeat(np.arange(len(self)), rows), position, norms
-
-    @cached_property
-    def has_coins(self) -> bool:
-        """Whether the coins are recorded: a recorded coin is never 0."""
-        c = self.columns
-        return bool((c.coin[c.tried] if c.tried.any() else c.final_coin).any())
-
-    @cached_property
-    def has_p(self) -> bool:
-        """Whether the target's probabilities are recorded: that of a final token is never 0."""
-        return bool(self.columns.final_p.any())
-
-
-def _received(
-    captures: list[Capture], requests: list[SideRequest], vocabulary: Vocabulary, picked: list[Picked], *around: Longs
-) -> Side:
-    columns = Columns([each.steps[row] for each in picked for row in each.rows.tolist()])
-    return Side(captures, requests, vocabulary, columns, *around)
 
 
 def from_history(history: History, source: str, warnings: Iterable[str] = ()) -> Side:
@@ -306,31 +267,29 @@ def read_side(path: str, progress: Progress | None = None) -> Side:
 def read_sides(a: Sequence[str], b: Sequence[str], progress: Progress | None = None) -> tuple[Side, Side]:
     """Both sides, large captures in processes of their own. Raises UserError."""
     paths = [*a, *b]  # reading reports those that are no files
-    workers = min(sum(os.path.isfile(path) and os.path.getsize(path) > LARGE for path in paths), os.cpu_count() or 1)
-    apart = workers > 1
-    sides = _read_apart(paths, workers, progress) if apart else [read_side(path, progress) for path in paths]
+    apart = min(sum(os.path.isfile(path) and os.path.getsize(path) > LARGE for path in paths), os.cpu_count() or 1) > 1
+    sides = _read_apart(paths, progress) if apart else [read_side(path, progress) for path in paths]
     for path, side in zip(paths, sides, strict=True):
         if not len(side):
             raise NoStepsError(f"{path} holds no decode steps: there is nothing to compare")
     return joined(sides[: len(a)]), joined(sides[len(a) :])
 
 
-def _read_apart(paths: Sequence[str], workers: int, progress: Progress | None) -> list[Side]:
-    """Each in a process of its own, `workers` at a time."""
+def _read_apart(paths: Sequence[str], progress: Progress | None) -> list[Side]:
+    """Each in a process of its own."""
     context = multiprocessing.get_context("spawn")
     done: dict[int, Side] = {}
-    shares, waiting = [0.0] * len(paths), list(enumerate(paths))
+    shares = [0.0] * len(paths)
     going: dict[Connection, tuple[int, SpawnProcess]] = {}
     try:
-        while len(done) < len(paths):
-            while waiting and len(going) < workers:
-                index, path = waiting.pop(0)
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_send, args=(path, theirs), daemon=True)
-                with ignore_terminal():
-                    process.start()
-                theirs.close()
-                going[ours] = (index, process)
+        for index, path in enumerate(paths):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_send, args=(path, theirs), daemon=True)
+            with ignore_terminal():
+                process.start()
+            theirs.close()
+            going[ours] = (index, process)
+        while going:
             for ready in wait(list(going)):
                 assert isinstance(ready, Connection)
                 index, process = going[ready]

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -64,20 +65,10 @@ class RecordedCandidates:
     ranked: bool  # whether candidates have scores, so that dynamic trees can be judged
     lookup: bool  # the drafter is prompt lookup: what is not drafted does not exist
 
-    @property
-    def requests(self) -> int:
-        """How many requests there are."""
-        return len(self.undrafted)
-
-    @property
-    def max_depth(self) -> int:
-        """The largest depth of a candidate in any step."""
-        return int(self.depth.max(initial=0))
-
-    @property
-    def max_rank(self) -> int:
-        """The largest number of children that the drafter considered below a node."""
-        return int(self.rank.max(initial=0)) + 1
+    # How many requests there are; the largest depth of a candidate, and the most children that the drafter considered
+    requests = cached_property[int](lambda told: len(told.undrafted))
+    max_depth = cached_property[int](lambda told: int(told.depth.max(initial=0)))
+    max_rank = cached_property[int](lambda told: int(told.rank.max(initial=0)) + 1)
 
     @property
     def max_leaves(self) -> int:

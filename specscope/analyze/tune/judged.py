@@ -9,6 +9,7 @@ hold, an assumption takes their place, and the share of the result that rests on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -64,15 +65,8 @@ class TreeRow:
     measured: float | None = None  # tokens/s, with --check
     measured_length: float | None = None
 
-    @property
-    def tree(self) -> str:
-        """As --tree takes it."""
-        return "" if self.plan is None else str(self.plan)
-
-    @property
-    def depth(self) -> int:
-        """Its levels."""
-        return 0 if self.plan is None else self.plan.max_depth
+    tree = cached_property[str](lambda row: "" if row.plan is None else str(row.plan))  # as --tree takes it
+    depth = cached_property[int](lambda row: 0 if row.plan is None else row.plan.max_depth)
 
     @property
     def rate(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -100,10 +101,7 @@ class Tuning:
         """The row of this name; None where there is none."""
         return next((row for row in self.rows if name in row.names), None)
 
-    @property
-    def choice(self) -> TreeRow | None:
-        """What to take; None without costs."""
-        return self.named("choice")
+    choice = cached_property[TreeRow | None](lambda tuning: tuning.named("choice"))  # what to take; None without costs
 
     def family(self, name: str) -> list[TreeRow]:
         """The best of each size."""
