@@ -85,29 +85,16 @@ class Means:
     rate: float | None
     depth_rate: float | None
     tokens_per_step: float | None
-    looped: float | None = None  # share of the output in loops
-    tau_without: float | None = None  # without the steps whose output lies in loops
 
     @staticmethod
-    def over(parts: Sequence[Acceptance], loops: Sequence[Loops] = ()) -> Means:
-        """The means over these requests. `loops`: those of each request, where they are wanted."""
-        return Means(
-            tau=mean_tau(parts),
-            rate=_mean(part.rate for part in parts),
-            depth_rate=_mean(part.depth_rate for part in parts),
-            tokens_per_step=_mean(part.tokens_per_step for part in parts),
-            looped=_mean(part.share for part in loops),
-            tau_without=mean_tau([part.rest for part in loops]),
-        )
+    def over(parts: Sequence[Acceptance]) -> Means:
+        """The means over these requests."""
+        return Means(*(_mean(getattr(part, each.name) for part in parts) for each in dataclasses.fields(Means)))
 
     def to_dict(self) -> dict[str, Any]:
         """Under the names that Acceptance.to_dict has."""
-        return {
-            "mean_acceptance_length": self.tau,
-            "draft_acceptance_rate": self.rate,
-            "accepted_over_depth": self.depth_rate,
-            "tokens_per_step": self.tokens_per_step,
-        }
+        names = "mean_acceptance_length", "draft_acceptance_rate", "accepted_over_depth", "tokens_per_step"
+        return dict(zip(names, dataclasses.astuple(self), strict=True))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -330,10 +317,15 @@ class Report:
     answers: Answers | None = None  # over many steps; None where there are no steps, counts only
     vocabulary: Vocabulary = field(default_factory=Vocabulary)  # of the tokens in the answers
 
+    @property
+    def loop_means(self) -> tuple[float | None, float | None]:
+        """Per request: the share of its output in loops, and the acceptance length of its other steps."""
+        return _mean(each.loops.share for each in self.requests), mean_tau([each.loops.rest for each in self.requests])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: all that text and page show, and every request in full."""
         names = ("source", "run", "warnings", "lost", "engine", "phases", "groups", "requests")
-        looped = {"share": self.means.looped, "mean_acceptance_length_without": self.means.tau_without}
+        looped = dict(zip(("share", "mean_acceptance_length_without"), self.loop_means, strict=True))
         return {
             **({"intervals": plain(self.intervals), "levels": plain(self.levels)} if self.intervals else {}),
             **{name: plain(getattr(self, name)) for name in names},
@@ -372,7 +364,7 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
         engine=_engine(history),
         pooled=history.acceptance,
         undrafted=history.totals.undrafted_upto(len(history.steps)),
-        means=Means.over([request.figures for request in requests], loops),
+        means=Means.over([request.figures for request in requests]),
         loops=looped,
         phases=_phases([step for step in history.steps if step.is_timed]),
         groups=grouped(requests),
@@ -526,7 +518,7 @@ def several(reports: Sequence[Report]) -> Several:
     total = _pooled(report.pooled for report in reports)
     requests = [request for report in reports for request in report.requests]
     means = Means.over([request.figures for request in requests])
-    return Several(tuple(reports), total, means, grouped(requests), (*_mixed(reports), *_twice(reports)))
+    return Several(tuple(reports), total, means, grouped(requests), tuple(_mixed(reports)))
 
 
 def _mixed(reports: Sequence[Report]) -> list[str]:
@@ -535,14 +527,3 @@ def _mixed(reports: Sequence[Report]) -> list[str]:
     values = {name: [*dict.fromkeys(str(run[name]) or "none" for run in runs)] for name in SETTINGS}
     mixed = "; ".join(f"{name} {', '.join(each)}" for name, each in values.items() if len(each) > 1)
     return [f"pooled figures mix captures with different settings: {mixed}"] if mixed else []
-
-
-def _twice(reports: Sequence[Report]) -> list[str]:
-    """Notes on runs that are in several captures, such as copies."""
-    sources: dict[str, list[str]] = {}
-    for report in reports:
-        if report.run is not None:
-            sources.setdefault(report.run["run_id"], []).append(report.source)
-    return [
-        f"{' and '.join(each)} hold the same run, which is counted twice" for each in sources.values() if len(each) > 1
-    ]

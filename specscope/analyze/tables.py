@@ -99,9 +99,10 @@ def acceptance(report: Report) -> Table:
         ("accepted / depth", percent(pooled.depth_rate), percent(mean.depth_rate)),
     ]
     if report.loops.looped:
+        looped, without = report.loop_means
         rows[1:1] = [
-            ("τ without steps in loops", number(report.loops.rest.tau), number(mean.tau_without)),
-            ("output tokens in loops", percent(report.loops.share), percent(mean.looped)),
+            ("τ without steps in loops", number(report.loops.rest.tau), number(without)),
+            ("output tokens in loops", percent(report.loops.share), percent(looped)),
         ]
     sizes = ((len(report.requests), "request"), (pooled.steps, "decode step"), (pooled.drafts, "draft"))
     steps = ", ".join(plural(value, noun) for value, noun in sizes)

@@ -70,8 +70,7 @@ def test_output_in_loops_and_the_length_without_it() -> None:
     report = build_report(history([record(at, [part]) for at, part in enumerate([*novel, *loop])]), source="x")
     assert (report.loops.tokens, report.loops.looped) == (21, 12)
     assert (report.pooled.tau, report.loops.rest.tau) == (1 + 11 / 10, 1 + 2 / 7)
-    assert report.means.looped == (12 / 18 + 0) / 2
-    assert report.means.tau_without == (1 + 3) / 2
+    assert report.loop_means == ((12 / 18 + 0) / 2, (1 + 3) / 2)
     assert report.to_dict()["loops"]["mean_acceptance_length_without"] == 1 + 2 / 7
     assert {one.id: one.loops.looped for one in report.requests} == {"a": 12, "b": 0}
     rows = tables.acceptance(report).rows

@@ -93,14 +93,6 @@ def test_captures_of_different_settings_are_said_to_be():
     assert any("different settings" in line for line in read["warnings"])
 
 
-def test_a_copy_of_a_run_is_said_to_count_twice(tmp_path):
-    copy = tmp_path / "copy.jsonl"
-    copy.write_bytes(Path(EAGLE).read_bytes())
-    read = json.loads(run_here(["report", EAGLE, str(copy), "--json"])[1])
-    assert f"{EAGLE} and {copy} hold the same run, which is counted twice" in read["warnings"]
-    assert read["captures"][0]["pooled"] == read["captures"][1]["pooled"]
-
-
 REFUSED = [
     (["verify", EAGLE, EAGLE], f"{EAGLE} is given twice"),
     (["diagnose", EAGLE, EAGLE, "--no-audit"], "is given twice"),
