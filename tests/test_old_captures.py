@@ -83,7 +83,7 @@ LISTED = re.compile(
     r"|compare\.json\.figures\[\d+\]\.(low|high|p_value|visible|standard_error): "
     r"|compare\.json\.figures\[9\]\.significant: false -> true$"  # 21.6 to 61.3 %, in six requests
     r"|compare\.json\.(headline|summary|reasons(\[\d\])?): "
-    r"|compare\.json\.fields\[5\]\.explained: .* -> .*\"draft revision\""
+    r"|compare\.json\.fields\[\d\]\.explained: .* -> .*\"draft revision\""
     r"|compare\.json\.pairs\[\d\]\.parting\.[ab]\.decisions\[\d\]\.(draft_p|raw_p): null -> 0\.\d+$"
     # Questions by group and by position, and evidence's own places, are gone; an own rule and other kinds are counted
     r"|report\.json\.captures\[0\]\.answers\.(conditions|missed): .* -> nothing$"
@@ -106,7 +106,7 @@ SINCE = ("log-probabilities", "head's features", "acceptance by place")
 # What became one of these, and what is skipped now where every coin is computed again
 BEFORE = ("acceptance by depth", "acceptance by sibling", "acceptance by size", "coins uniform", "coins in series")
 # What follows from other evidence, which compare lists no more
-FOLLOWED = ("outcome", "draft tree, not judged", "accepted tokens", "final token")
+FOLLOWED = ("outcome", "draft tree, not judged", "accepted tokens", "final token", "target entropy", "drafter entropy")
 FOLLOWED = (*FOLLOWED, "requests in step", "prefill tokens", "cached tokens")
 LOOPS = ("output in loops", "tau without loops")  # which the report of each side tells
 BY_SOURCE = ("rate from ", "accepted nodes by source: ")  # of combined drafters: export tells it

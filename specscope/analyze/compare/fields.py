@@ -15,7 +15,7 @@ import numpy as np
 
 from specscope.analyze.compare.align import Aligned, Both, ContextRows
 from specscope.analyze.compare.config import StepStage
-from specscope.analyze.compare.parting import BEYOND, ENTROPY
+from specscope.analyze.compare.parting import BEYOND
 from specscope.analyze.compare.side import Hashes, Longs, Side, mix
 from specscope.analyze.conditions import find
 from specscope.analyze.evidence.columns import PRECEDED
@@ -152,7 +152,7 @@ def fields(aligned: Aligned) -> list[Field]:
 def _target(aligned: Aligned) -> list[Field]:
     """p wherever both sides have it. Where the first two tokens are nearly equal, rounding turns a greedy 0 into 1.
 
-    At parents whole distributions, by first token and entropy: also where neither side tried the other's tokens.
+    At parents the first token: also where neither side tried the other's tokens.
     """
     here, tolerance, sampling, target = aligned.tokens, aligned.tolerance, StepStage.SAMPLING, StepStage.TARGET
     p = here.values(np.append(side.columns.p, side.final_whole[side.drawn]) for side in here.sides)
@@ -172,14 +172,11 @@ def _target(aligned: Aligned) -> list[Field]:
     if not len(here):
         return found
     first, top_p = first_tokens(here)
-    greedy = np.logical_and(*(choice_p == 1 for choice_p in here.column("columns.parents.choice_p")))
-    entropy, drawn = here.column("columns.parents.entropy"), ~greedy & ~here.cut & here.alike
     far = ~(np.minimum(*here.column("columns.parents.gap")) < 2 * tolerance)  # both tokens' probabilities move
     same, note = np.asarray(first[0] == first[1]), "raw; near ties among them"
     return [
         *found,
         number(here, "target p, first token", target, top_p, same, tolerance),
-        number(here, "target entropy", sampling, entropy, drawn, ENTROPY * tolerance * here.hottest),
         other(here, FIRST, target, ~same, np.ones_like(same), note=note, far=far),
     ]
 
@@ -208,7 +205,7 @@ def _features(aligned: Aligned) -> list[Field]:
 
 
 def _drafter(aligned: Aligned) -> list[Field]:
-    """What the drafters gave: q as sampled from, the drafter's own probability, and entropies.
+    """What the drafters gave: q as sampled from, and the drafter's own probability.
 
     Compared at nodes of the same depth: a head starts from the target's features at the root and from its own below
     it, so the same text at another depth may have another probability. A head runs once per level, on its output at
@@ -220,18 +217,11 @@ def _drafter(aligned: Aligned) -> list[Field]:
     comparable = (here.depth[0] == here.depth[1]) & (x == y) & here.alike
     q, prob, cut = here.column("columns.q"), here.column("columns.draft_prob"), here.cut & sampled
     known, wide = ~np.isnan(prob[0] + prob[1]) & comparable & ~cut, aligned.tolerance * here.hottest * here.depth[0]
-    found = [
+    return [
         number(here, "drafter q", stage, q, sampled & comparable & ~cut, wide, note="as sampled from"),
         number(here, "drafter q, cut", stage, q, comparable & cut, wide, note=EDGE_NOTE, rare=EDGE),
         number(here, "draft p", stage, prob, known, wide, note="its own, of the token"),
     ]
-    here = aligned.parents
-    if len(here):
-        entropy, depth = here.column("columns.parents.q_entropy"), here.depth
-        where = (entropy[0] > 0) & (entropy[1] > 0) & (depth[0] == depth[1]) & here.alike & ~here.cut
-        wide = ENTROPY * aligned.tolerance * here.hottest * (depth[0] + 1)
-        found.append(number(here, "drafter entropy", stage, entropy, where, wide))
-    return found
 
 
 def _elders(side: Side) -> Hashes:

@@ -18,8 +18,8 @@ from specscope.trace.record.rules import looks_ahead
 from specscope.trace.record.tree import ROOT
 
 BEYOND = 3.0  # rounding has no sharp bound: a difference of more than this many tolerances is not rounding
-ENTROPY = 20.0  # an entropy moves by so many times a p's change: -log p of a token near 0, many tokens at once
-WIDER = {"p": 1.0, "raw": 1.0, "H": ENTROPY}
+# An entropy moves by so many times a p's change: -log p of a token near 0, many tokens at once
+WIDER = {"p": 1.0, "raw": 1.0, "H": 20.0}
 
 
 class PartingCause(StrEnum):
@@ -168,11 +168,8 @@ class Partings:
         if match is PairedBy.EXACT and self._coins and _certain(how, x, y):
             return how
         p, other = (known_p(side, part) for side, part in zip(self.sides, (x, y), strict=True))
-        far = {
-            kind
-            for kind, token in p.keys() & other.keys()
-            if abs(p[kind, token] - other[kind, token]) > BEYOND * tolerance * WIDER[kind]
-        }
+        apart = {each: abs(p[each] - other[each]) for each in p.keys() & other.keys()}
+        far = {kind for (kind, _), by in apart.items() if by > BEYOND * tolerance * WIDER[kind]}
         raw, p_differs, decisions = "raw" in far, bool(far - {"raw"}), (*x.decisions, *y.decisions)
         near = any(decision.near_tie for decision in decisions)
         drafted = self._other_drafts and how in (PartingCause.DRAFTS, PartingCause.DRAFTER)
@@ -233,14 +230,9 @@ def known_p(side: Side, half: Half) -> dict[tuple[str, int], float]:
     if half.row < 0 or not side.has_p:
         return known
     c, place = side.columns, _parent(side, half.row, half.deep)
-    entropy = place.number("entropy")
-    if place.choice is not None and place.likeliest and entropy is not None:
-        likeliest = place.likeliest[0]
-        known = {
-            ("p", place.choice.token): place.choice.prob,
-            ("raw", likeliest.token): likeliest.prob,
-            ("H", 0): entropy,
-        }
+    if place.choice is not None and place.likeliest:
+        known = {("p", place.choice.token): place.choice.prob, ("H", 0): place.number("entropy") or 0.0}
+        known["raw", place.likeliest[0].token] = place.likeliest[0].prob
     for node in (int(c.start[half.row]) + child for child in place.children):
         known["p", int(c.token[node])] = float(c.p[node])
         if not np.isnan(side.raw_p[node]):
