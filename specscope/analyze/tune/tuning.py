@@ -42,25 +42,14 @@ from specscope.trace.record.tree import Doubles
 
 def lengths(evidence: RecordedCandidates, accepted: Sequence[Doubles]) -> list[Length]:
     """The acceptance lengths of several trees, from what each would have accepted in each step [S]."""
-    tokens, steps = _by_request(evidence, accepted)
-    values = [float(tokens.sum() / request_steps.sum()) for request_steps in steps]
-    n = len(tokens)
-    if n < FEWEST:
-        return [Length(value) for value in values]
-    drawn = resampled(np.stack([tokens, *steps], axis=1), n)
-    errors = [_half(drawn[:, 0] / drawn[:, index + 1], n) for index in range(len(steps))]
-    return [Length(v, max(v - error, 1.0), v + error) for v, error in zip(values, errors, strict=True)]
+    found = _ratios(*_by_request(evidence, accepted))
+    return [each if each.low is None else replace(each, low=max(each.low, 1.0)) for each in found]
 
 
 def over(evidence: RecordedCandidates, accepted: Doubles, other: Doubles) -> Length:
     """One tree's acceptance length over another's, both of the same requests: their differences are not in it."""
-    tokens, steps = _by_request(evidence, (accepted, other))
-    mine, others = (float(request_steps.sum()) for request_steps in steps)
-    if len(tokens) < FEWEST:
-        return Length(others / mine)
-    drawn = np.log(resampled(np.stack(steps, axis=1), len(tokens)))
-    error = _half(drawn[:, 1] - drawn[:, 0], len(tokens))  # of the ratio's logarithm: a ratio is never below 0
-    return Length(others / mine, others / mine * math.exp(-error), others / mine * math.exp(error))
+    _, (mine, others) = _by_request(evidence, (accepted, other))
+    return _ratios(others, [mine])[0]
 
 
 def _by_request(evidence: RecordedCandidates, accepted: Sequence[Doubles]) -> tuple[Doubles, list[Doubles]]:
@@ -72,9 +61,14 @@ def _by_request(evidence: RecordedCandidates, accepted: Sequence[Doubles]) -> tu
     return tokens[some], [tokens[some] / (1 + mean) for mean in means]
 
 
-def _half(replicates: Doubles, n: int) -> float:
-    """Half the interval of a figure over n requests, from its bootstrap."""
-    return t_quantile((1 + LEVEL) / 2, n - 1) * math.sqrt(n / (n - 1)) * float(np.std(replicates, ddof=1))
+def _ratios(top: Doubles, bottoms: Sequence[Doubles]) -> list[Length]:
+    """Sums over n requests [n], each over another, with the intervals of their logarithms: a ratio is never below 0."""
+    values, n = [float(top.sum() / bottom.sum()) for bottom in bottoms], len(top)
+    if n < FEWEST:
+        return [Length(value) for value in values]
+    drawn, scale = np.log(resampled(np.stack([top, *bottoms], axis=1), n)), math.sqrt(n / (n - 1))
+    spread = np.std(drawn[:, :1] - drawn[:, 1:], axis=0, ddof=1) * scale * t_quantile((1 + LEVEL) / 2, n - 1)
+    return [Length(v, v * math.exp(-e), v * math.exp(e)) for v, e in zip(values, spread.tolist(), strict=True)]
 
 
 NAMED = {"recorded_length": "recorded_acceptance_length", "rows": "trees"}  # fields, in JSON
