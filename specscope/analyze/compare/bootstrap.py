@@ -95,7 +95,6 @@ class Ratio:
     percent: bool = False
     offset: float = 0.0  # added to the ratio
     signed: bool = False  # whether it may be below 0
-    most: float = math.inf  # it can be
 
 
 def measured(ratios: Sequence[Ratio], clusters: int) -> list[Estimate]:
@@ -149,20 +148,20 @@ def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
     of_logs = a > 0 and b > 0 and bool((sides > 0).all())
     spread = np.diff(np.log(sides) if of_logs else sides, axis=1)
     error = float(np.std(spread, ddof=1)) * math.sqrt(n / (n - 1))
-    return spanned(bare, error if error > 1e-12 else 0.0, of_logs=of_logs, signed=ratio.signed, most=ratio.most)
+    return spanned(bare, error if error > 1e-12 else 0.0, of_logs=of_logs, signed=ratio.signed)
 
 
-def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False, most: float = math.inf) -> Estimate:
+def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False) -> Estimate:
     """With its interval and what follows from it. `error`: the standard error of B - A, `of_logs` of log(B / A).
 
-    A figure that is not `signed` ends at 0, and a share at 1. No change can be seen that leads beyond `most`.
+    A figure that is not `signed` ends at 0, and a share at 1; a change by more than the figure is not called visible.
     """
     a, b, degrees = bare.a or 0.0, bare.b or 0.0, bare.clusters - 1
     change = (math.log(b / a) if of_logs else b - a) if abs(b - a) > SAME else 0.0
     t = t_quantile((1 + LEVEL) / 2, degrees)
     seen = (t + NormalDist().inv_cdf(POWER)) * error
-    most = 1.0 if bare.percent else most
-    visible, reach = a * math.expm1(seen) if of_logs else seen, max(most - a, a + most if signed else a)
+    visible = a * math.expm1(seen) if of_logs else seen
+    reach = math.inf if signed else max(a, 1 - a) if bare.percent else a
     low, high = (a * math.expm1(end) if of_logs else end for end in (change - t * error, change + t * error))
     return replace(
         bare,

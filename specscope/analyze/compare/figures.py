@@ -46,13 +46,11 @@ class FigureKind:
     percent: bool = True
     offset: float = 0.0  # a draft gives what was accepted of it, and one token more
     signed: bool = False  # whether it may be below 0
-    tokens: bool = False  # whether it is of tokens, of which a step gives 1 more than its tree is deep; else at most 1
     fewest: int = 1  # below the line, on each side
 
-    def ratio(self, name: str, depth: int, a: Sums, b: Sums) -> Ratio:
-        """It, of both sides, whose trees are at most so deep."""
-        most = 1.0 + depth * self.tokens
-        return Ratio(name, (a[0], b[0]), (a[1], b[1]), self.percent, self.offset, self.signed, most)
+    def ratio(self, name: str, a: Sums, b: Sums) -> Ratio:
+        """It, of both sides."""
+        return Ratio(name, (a[0], b[0]), (a[1], b[1]), self.percent, self.offset, self.signed)
 
 
 def believed(side: Side) -> NDArray[np.floating]:
@@ -71,11 +69,11 @@ def _at_depth(side: Side, depth: int) -> Parts:
     return side.columns.depth_reached >= depth, side.columns.tree_depth >= depth
 
 
-LENGTH = FigureKind(lambda side: (side.columns.depth_reached, side.drafts), percent=False, offset=1.0, tokens=True)
+LENGTH = FigureKind(lambda side: (side.columns.depth_reached, side.drafts), percent=False, offset=1.0)
 FIGURES: Mapping[str, FigureKind] = {  # and, behind the first two, rates by depth
     TAU: LENGTH,
     RATE: FigureKind(lambda side: (side.columns.depth_reached, np.diff(side.columns.start))),
-    "tokens per step": FigureKind(lambda side: (side.emitted, np.ones(len(side))), percent=False, tokens=True),
+    "tokens per step": FigureKind(lambda side: (side.emitted, np.ones(len(side))), percent=False),
     "whole paths": FigureKind(lambda side: (side.columns.kind == BONUS, side.drafts)),
     "q above acceptance": FigureKind(partial(_errors, power=1), percent=False, signed=True),
     "squared error of q": FigureKind(partial(_errors, power=2), percent=False),
@@ -114,15 +112,14 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
 
 def figures(a: Counts, b: Counts) -> list[Estimate]:
     """Acceptance length, rate, by depth, tokens per step, and how far q is from acceptance."""
-    reached = [int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b)]
-    deepest = min(DEEPEST, *reached)
+    deepest = min(DEEPEST, *(int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b)))
     depths = [
         (depth_rate(d), FigureKind(partial(_at_depth, depth=d), fewest=FEWEST_DRAFTS)) for d in range(1, deepest + 1)
     ]
     every = dict([(TAU, LENGTH), (RATE, FIGURES[RATE]), *depths, *FIGURES.items()])
     sums = {name: tuple(of.sums(*figure.of(of.side)) for of in (a, b)) for name, figure in every.items()}
     ratios = [
-        figure.ratio(name, max(reached), *sums[name])
+        figure.ratio(name, *sums[name])
         for name, figure in every.items()
         if min(bottom.sum() for _, bottom in sums[name]) >= figure.fewest
     ]
@@ -134,14 +131,13 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
 def groups(a: Counts, b: Counts, asked: Collection[str] = ()) -> dict[str, tuple[Estimate, ...]]:
     """The acceptance length by label and by what came before, and by what is asked for; one Holm's correction."""
     found: dict[str, list[Ratio]] = {}
-    depth = max(int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b))
     for title, (names, *of) in _groupings((a.side, b.side), asked).items():
         ratios = []
         for value, name in enumerate(names):
             drafts = (each.side.drafts & (mine == value) for each, mine in zip((a, b), of, strict=True))
             sums = [each.sums(each.side.columns.depth_reached, mine) for each, mine in zip((a, b), drafts, strict=True)]
             if min(bottom.sum() for _, bottom in sums) >= FEWEST_DRAFTS:
-                ratios.append(LENGTH.ratio(name, depth, *sums))
+                ratios.append(LENGTH.ratio(name, *sums))
         found |= {title: ratios} if len(ratios) > 1 else {}  # a single value repeats the overall figures
     told = iter(marked(measured([ratio for ratios in found.values() for ratio in ratios], a.clusters), ALPHA))
     return {title: tuple(islice(told, len(ratios))) for title, ratios in found.items()}
