@@ -87,7 +87,7 @@ LISTED = re.compile(
     r"|compare\.json\.pairs\[\d\]\.parting\.[ab]\.decisions\[\d\]\.(draft_p|raw_p): null -> 0\.\d+$"
     # Questions by group and by position, and evidence's own places, are gone; an own rule and other kinds are counted
     r"|report\.json\.captures\[0\]\.answers\.(conditions|missed): .* -> nothing$"
-    r"|compare\.json\.fields\[\d+\]\.(where|judged): .* -> nothing$"
+    r"|compare\.json\.fields\[\d+\]\.(where|judged|tolerance): .* -> nothing$"
     # The table of least useful nodes, further columns of the tokens, and calibration are gone
     r"|report\.json\.captures\[0\]\.answers\.tree: .* -> nothing$"
     r"|report\.json\.captures\[0\]\.answers\.calibration: .* -> nothing$"

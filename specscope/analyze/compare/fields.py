@@ -56,7 +56,6 @@ class Field:
     compared: int
     differ: int
     largest: float | None  # the largest difference; None where it is no number
-    tolerance: float | None
     example: tuple[Reference, Reference] | None  # of the largest, or the first
     stage: StepStage
     suspect: bool = False  # whether no rounding and nothing in the configuration explains it
@@ -98,10 +97,9 @@ def number(
     apart = np.where(where, apart, 0.0)
     worst = int(np.argmax(apart)) if len(apart) else -1
     made = other(here, name, stage, apart > tolerance, where, note=note, worst=worst)
-    far, least = int((apart > BEYOND * tolerance).sum()), float(np.min(tolerance, initial=np.inf))
-    suspect = many(far, made.compared, rare) or many(made.differ, made.compared, COMMON)
-    largest = float(apart[worst]) if len(apart) else None
-    return replace(made, largest=largest, tolerance=None if least == np.inf else least, suspect=suspect)
+    suspect = many(int((apart > BEYOND * tolerance).sum()), made.compared, rare)
+    suspect |= many(made.differ, made.compared, COMMON)
+    return replace(made, largest=float(apart[worst]) if len(apart) else None, suspect=suspect)
 
 
 def other(
@@ -123,7 +121,6 @@ def other(
         compared,
         count,
         largest=None,
-        tolerance=None,
         example=here.reference(int(np.argmax(differ)) if worst is None else worst) if count else None,
         stage=stage,
         suspect=many(int((differ if far is None else differ & far).sum()), compared, RARE),

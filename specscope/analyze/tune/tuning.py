@@ -203,10 +203,6 @@ class Recorded:
         infos = [request.info for history in self.histories for request in history.requests.values()]
         return all(info is not None and info.params.greedy for info in infos)
 
-    def plan(self) -> TreePlan | None:
-        """The tree that was recorded; None where its string is not one of ours."""
-        return read_plan(self.run.tree)
-
 
 def recorded(sources: Sequence[str], histories: Sequence[History]) -> Recorded:
     """The captures as one record. Raises UserError where they cannot be tuned, or are not of one engine."""
@@ -230,7 +226,7 @@ def tune(
 ) -> Tuning:
     """Judge all trees. `named`: trees that are judged in any case, besides the recorded one."""
     candidates, run = data.evidence, data.run
-    plan = data.plan()
+    plan = read_plan(run.tree)  # None where its string is not one of ours
     space = Space(
         max_nodes=limit,
         top=not data.greedy and not candidates.lookup,
