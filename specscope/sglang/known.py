@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from specscope.trace.inside.hooking import Functions, differing, log
@@ -44,14 +43,6 @@ WRAPPED: Mapping[str, Functions] = {
     TREE: {"tree_speculative_sampling_target_only": _SAMPLING},
     CHAIN: {"chain_speculative_sampling_triton": (_SAMPLING, f"{_SAMPLING} block_verification")},  # since 0.5.22
 }
-
-
-def sglang_version() -> str:
-    """As its package says."""
-    try:
-        return version("sglang")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def imported() -> Iterator[tuple[str, ModuleType]]:

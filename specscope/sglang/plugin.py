@@ -29,6 +29,7 @@ def register() -> None:
 def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     from specscope.sglang import known
     from specscope.sglang.hooks import ServerHooks
+    from specscope.trace.inside.recorder import version_of
 
     registry = importlib.import_module(REGISTRY)
     if ENGINE in sys.modules and settings.capture:
@@ -45,7 +46,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     if importlib.import_module("sglang.srt.speculative.spec_utils").SIMULATE_ACC_LEN > 0:
         guard.step_aside("SGLANG_SIMULATE_ACC_LEN makes up how many drafts are accepted")
         return
-    version = known.sglang_version()
+    version = version_of("sglang")
     modules = dict(known.imported())
     if line := known.difference(modules.values()):
         guard.step_aside(f"SGLang {version} is unknown to specscope: {line}. `specscope watch` reads its counters")

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import platform
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from specscope.plans.kinds import drafter_named
-from specscope.plans.model_digest import digest_of_loaded
-from specscope.sglang.known import sglang_version
 from specscope.trace.checked import decoded
-from specscope.trace.inside.recorder import label, params_of
+from specscope.trace.inside.recorder import label, params_of, run_of, version_of
 from specscope.trace.record.params import FORM, NO_SEED, SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason, RunInfo
@@ -56,38 +50,25 @@ def run_info(
     args: Any, config: Any, req: Any, settings: dict[str, Any], evidence: str, privacy: Privacy = Privacy.EVERYTHING
 ) -> RunInfo:
     """`args`: its ServerArgs; `config`: the target's ModelConfig; `req`: its first request."""
-    target, draft = str(args.model_path), str(settings.get("speculative_draft_model_path", ""))
-    method = str(settings["method"])
-    on_gpu = torch.cuda.is_available()
-    return RunInfo(
-        run_id=uuid.uuid4().hex,
-        target=_last(str(getattr(args, "served_model_name", None) or target)),
+    return run_of(
+        "sglang",
+        version_of("sglang"),
+        getattr(args, "served_model_name", None),
+        str(args.model_path),
+        str(settings.get("speculative_draft_model_path", "")),
+        config.dtype,
         revision=str(getattr(args, "revision", None) or ""),
-        drafter=drafter_named(method),  # the algorithm itself is in RunInfo.speculation
-        draft_model=_last(draft),
+        drafter=drafter_named(str(settings["method"])),  # the algorithm itself is in RunInfo.speculation
         tree=tree_string(settings),
-        device=torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
-        dtype=str(config.dtype).removeprefix("torch."),
-        backend="sglang",
         seed=int(getattr(args, "random_seed", None) or 0),
         eos_tokens=tuple(sorted(getattr(req, "eos_token_ids", None) or ())),
         max_context=int(config.context_len),
         blocks=0,
         block_size=int(getattr(args, "page_size", None) or 1),
-        params=SamplingParams().to_dict(),
-        versions={"sglang": sglang_version(), "torch": torch.__version__, "python": platform.python_version()},
         evidence=evidence,
         speculation=settings,
         privacy=privacy,
-        target_path=target,
-        target_digest=digest_of_loaded(target),
-        draft_path=draft,
-        draft_digest=digest_of_loaded(draft),
     )
-
-
-def _last(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1]
 
 
 def read_params(params: Any, *, greedily: bool) -> tuple[SamplingParams, dict[str, str]]:

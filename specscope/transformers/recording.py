@@ -57,16 +57,15 @@ def record(
     """
     if evidence not in ("full", "lean"):
         raise UserError(f"evidence is {evidence!r}: use full or lean")
-    options = OutputOptions(
-        capture=None if capture is None else os.path.abspath(capture),
-        otlp_endpoint=endpoint,
-        otlp_protocol=None,
-        level=SpanLevel.TREES,
-        metrics_port=None,
-        privacy=Privacy.of(no_text=no_text, no_tokens=no_tokens),
-        drops=True,
-    )
+    options = options_of(capture, endpoint, privacy=Privacy.of(no_text=no_text, no_tokens=no_tokens))
     return Recording(options, evidence, tokenizer)
+
+
+def options_of(capture: str | Path | None, endpoint: str | None, **more: Any) -> OutputOptions:
+    """Where records go. A script may change its folder: the capture's name is of the one that it is in now."""
+    kept = None if capture is None else os.path.abspath(capture)
+    given = {"otlp_protocol": None, "level": SpanLevel.TREES, **more}
+    return OutputOptions(capture=kept, otlp_endpoint=endpoint, metrics_port=None, drops=True, **given)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import platform
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from specscope.plans.model_digest import digest_of_loaded
-from specscope.trace.inside.recorder import label, params_of
+from specscope.trace.inside.recorder import label, params_of, run_of
 from specscope.trace.record.params import NO_SEED, SamplingParams
 from specscope.trace.record.records import RunInfo
 
@@ -96,29 +93,25 @@ def run_info(model: Any, source: CandidateSource, config: Any, version: str, evi
     text = model.config.get_text_config()
     count = source.settings["num_speculative_tokens"]
     way = "sampled" if config.do_sample else "top"
-    return RunInfo(
-        run_id=uuid.uuid4().hex,
-        target=name_of(model),
+    return run_of(
+        "transformers",
+        version,
+        name_of(model),
+        path_of(model),
+        source.path,
+        model.dtype,
         revision=str(getattr(model.config, "_commit_hash", None) or ""),
         drafter=source.drafter,
         draft_model="" if source.model is None else source.path.rsplit("/", 1)[-1] or name_of(source.model),
         tree=str(count) if source.drafter == "ngram" else f"{way}:{count}",
         device=str(torch.cuda.get_device_name() if model.device.type == "cuda" else model.device.type),
-        dtype=str(model.dtype).removeprefix("torch."),
-        backend="transformers",
         seed=0,
         eos_tokens=eos_tokens(config),
         max_context=int(getattr(text, "max_position_embeddings", 0) or config.max_length),
         blocks=0,
         block_size=1,
-        params=SamplingParams().to_dict(),
-        versions={"transformers": version, "torch": torch.__version__, "python": platform.python_version()},
         evidence=evidence,
         speculation=dict(source.settings),
-        target_path=path_of(model),
-        target_digest=digest_of_loaded(path_of(model)),
-        draft_path=source.path,
-        draft_digest="" if source.model is None or source.early_exit else digest_of_loaded(source.path),
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -56,20 +55,17 @@ def _begin(_: ModuleType) -> None:
 def recording_of(settings: PluginSettings) -> Recording:
     """What the variables ask for. Raises UserError that names the variable."""
     from specscope.trace.files import Existing
-    from specscope.trace.wire.outputs import OutputOptions
-    from specscope.transformers.recording import Recording
+    from specscope.transformers.recording import Recording, options_of
 
     settings.check()
-    options = OutputOptions(
-        capture=None if settings.capture is None else str(Path(settings.capture).absolute()),  # scripts may chdir
-        otlp_endpoint=settings.endpoint,
+    options = options_of(
+        settings.capture,
+        settings.endpoint,
         otlp_protocol=settings.protocol,
         level=settings.level(),
-        metrics_port=None,
         privacy=settings.privacy,
         ratio=settings.ratio(),
         existing=Existing.NEW_NAME,
-        drops=True,
     )
     return Recording(options, "full" if settings.full else "lean")
 

