@@ -69,7 +69,9 @@ def examine() -> Iterator[Examined]:
     yield from (_package(name) for name in ("transformers", "textual", "opentelemetry-sdk", "gguf"))
     yield _package("pyarrow", "for specscope export: pip install 'specscope[export]'", needed=False)
     yield _model()
-    yield _head()
+    head, lacks = f"EAGLE-3, {DEFAULT_HEAD}", "the default drafter is ngram"
+    there = is_head(DEFAULT_HEAD)
+    yield Examined("default head", there, head if there else "not installed", lacks, needed=there)
 
 
 def examine_gpu(device: str | None = None, target: str | None = None) -> Iterator[Examined]:
@@ -155,9 +157,3 @@ def _model() -> Examined:
     if find_gguf() is not None:
         return Examined("default model", True, f"{NAME}, converted at the first start")
     return Examined("default model", False, "not installed", f"{REMEDY}, or use --target", needed=False)
-
-
-def _head() -> Examined:
-    if is_head(DEFAULT_HEAD):
-        return Examined("default head", True, f"EAGLE-3, {DEFAULT_HEAD}")
-    return Examined("default head", False, "not installed", "the default drafter is ngram", needed=False)

@@ -30,7 +30,8 @@ def run_again(
     """
     try:
         logits = target_again(engine, part, tokens)
-        drafted = drafter_again(engine, _context(engine, tokens, prompt_len, params), part.tree)
+        context = Context(SCRATCH, tokens, prompt_len, params, allowed=engine.forms.allowed(params))
+        drafted = drafter_again(engine, context, part.tree)
     except OutOfBlocksError as error:
         raise UserError(f"too few free KV blocks to recompute this step ({error}): raise --kv-memory") from None
     draft = Draft(part.tree)
@@ -40,10 +41,6 @@ def run_again(
     if all(np.array_equal(getattr(drafted.tree, name), getattr(part.tree, name)) for name in ("token", "parent")):
         return logits, replace(draft, q=drafted.q), ()
     return logits, draft, ("run again, the drafter drafts a different tree",)
-
-
-def _context(engine: Engine, tokens: Sequence[int], prompt_len: int, params: SamplingParams) -> Context:
-    return Context(SCRATCH, tokens, prompt_len, params, allowed=engine.forms.allowed(params))
 
 
 def target_again(engine: Engine, part: RequestStep, tokens: Sequence[int]) -> Tensor:

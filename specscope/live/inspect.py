@@ -147,6 +147,9 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     raw = logits.softmax(-1)
     target = _target(seen, above)
     p = target if node is not None else _left(seen, above, target)
+    chosen = torch.zeros_like(raw)
+    if isinstance(p, Chosen):
+        chosen[p.token] = 1
     row = seen.draft.row(path)
     draft = None if row is None else row.full()
     q = seen.draft.q.get(above)
@@ -161,7 +164,7 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
         node=node,
         token=token,
         raw=_array(raw),
-        p=_array(_row(p, raw)),
+        p=_array(chosen if isinstance(p, Chosen) else p.row),
         draft=None if draft is None else _array(draft.softmax(-1)),
         q=None if q is None else _array(q),
         outside=draft is not None and bool(draft[token] == -torch.inf),
@@ -208,13 +211,6 @@ def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
         here, judged = below[above].prob(token), float(seen.verdict.p[node])
         if abs(here - judged) > least:
             yield f"node {node} was judged with p {judged:.4g}; here its p is {here:.4g}"
-
-
-def _row(p: Left, like: Tensor) -> Tensor:
-    """[V] the probabilities of a distribution."""
-    if isinstance(p, Chosen):
-        return torch.zeros_like(like).index_fill_(0, torch.tensor(p.token, device=like.device), 1)
-    return p.row
 
 
 def _refused(logits: Tensor, limits: Ints, params: SamplingParams) -> Removed:

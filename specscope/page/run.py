@@ -12,11 +12,11 @@ from specscope.analyze import tables
 from specscope.analyze.compare import tables as compare_tables
 from specscope.analyze.compare.bootstrap import alone
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.result import Comparison, Pair
+from specscope.analyze.compare.result import Pair
 from specscope.analyze.compare.side import Side
 from specscope.analyze.findings import Finding
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.report import Report, RequestReport, build_report, by_position
+from specscope.analyze.report import Report, build_report, by_position
 from specscope.analyze.table import NONE, Table, number, percent
 from specscope.analyze.tune.text import advice
 from specscope.analyze.tune.text import tables as tune_tables
@@ -104,30 +104,28 @@ def _figures(report: Report) -> list[tuple[str, str, str, str]]:
 
 def _requests(report: Report, history: History, steps: Steps) -> list[dict[str, Any]]:
     """The requests, in the order in which they came."""
-    by_id = {request.id: request for request in report.requests}
-    return [
-        _request(by_id[name], request.info, steps.first.get(name, 0), len(request.steps), _asked(request.info))
-        for name, request in history.requests.items()
-    ]
-
-
-def _request(request: RequestReport, info: RequestInfo | None, first: int, count: int, asked: int) -> dict[str, Any]:
-    prompt = request.title or request.prompt or ""
-    return {
-        "id": request.id,
-        "title": " ".join(prompt[: 4 * PROMPT].split())[:PROMPT],
-        "kind": request.labels.get("kind", ""),
-        "end": ending(request.finish) if request.finish else "no end",
-        "stop": request.stop,
-        "tokens": request.figures.emitted,
-        "drafts": request.figures.drafts,
-        "tau": request.figures.tau,
-        "rate": request.figures.rate,
-        "facts": tables.request_facts(request),
-        "first": first,
-        "steps": count,
-        "asked": asked,
-    }
+    by_id, listed = {request.id: request for request in report.requests}, list[dict[str, Any]]()
+    for name, run in history.requests.items():
+        request = by_id[name]
+        prompt, figures = request.title or request.prompt or "", request.figures
+        listed.append(
+            {
+                "id": request.id,
+                "title": " ".join(prompt[: 4 * PROMPT].split())[:PROMPT],
+                "kind": request.labels.get("kind", ""),
+                "end": ending(request.finish) if request.finish else "no end",
+                "stop": request.stop,
+                "tokens": figures.emitted,
+                "drafts": figures.drafts,
+                "tau": figures.tau,
+                "rate": figures.rate,
+                "facts": tables.request_facts(request),
+                "first": steps.first.get(name, 0),
+                "steps": len(run.steps),
+                "asked": _asked(run.info),
+            }
+        )
+    return listed
 
 
 def _asked(info: RequestInfo | None) -> int:
@@ -188,6 +186,7 @@ def _check(check: Finding) -> Mapping[str, str]:
 def about_pair(a: Side, b: Side) -> dict[str, Any]:
     """The comparison of two runs: B - A."""
     found = compare(a, b)
+    parted = {number: pair.parting for number, pair in enumerate(found.pairs) if pair.parting is not None}
     return {
         "header": compare_tables.header(found),
         "answer": found.answer.name.lower(),
@@ -199,7 +198,8 @@ def about_pair(a: Side, b: Side) -> dict[str, Any]:
         "tables": [as_plain(table) for table in compare_tables.tables(found)],
         "pairs": [_pair(pair) for pair in found.pairs],
         "unpaired": found.unpaired,
-        "first": _first(found),
+        # To look at first: one that parts, for a reason that nothing explains where there is one
+        "first": min(parted, key=lambda number: parted[number].cause.harmless, default=None),
     }
 
 
@@ -217,9 +217,3 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "about": "" if parting is None else parting.cause.about,
         "other": None if first is None else first.position,
     }
-
-
-def _first(found: Comparison) -> int | None:
-    """The pair to look at first: one that parts, for a reason that nothing explains where there is one."""
-    parted = {number: pair.parting for number, pair in enumerate(found.pairs) if pair.parting is not None}
-    return min(parted, key=lambda number: parted[number].cause.harmless, default=None)

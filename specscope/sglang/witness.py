@@ -70,12 +70,17 @@ class ResultWitness:
         """The result of a verification was taken."""
         self.bytes += seen.bytes
         there = zip(batch.reqs, skipped, judged, strict=True)
-        parts = [self._part(self._tracked(req), each) for req, skip, each in there if not (skip or is_own(req))]
+        parts = []
+        for req, skip, made in there:
+            if skip or is_own(req):
+                continue
+            tracked, invalid = self._tracked(req), made.judged.invalid
+            left_out = f"{invalid} slots without a draft" if invalid else ""
+            emitted = tracked.emits()
+            parts.append(
+                self.recorder.decoded(tracked.known, made.judged, emitted, context=made.context, sizing=left_out)
+            )
         self._tell(parts, (*_phases(seen, began_ns), Phase("commit", began_ns, time.time_ns())))
-
-    def _part(self, tracked: Tracked, made: JudgedRequest) -> RequestStep:
-        left_out = f"{made.judged.invalid} slots without a draft" if made.judged.invalid else ""
-        return self.recorder.decoded(tracked.known, made.judged, tracked.emits(), context=made.context, sizing=left_out)
 
     def _tracked(self, req: Any) -> Tracked:
         if req.rid not in self._requests:

@@ -161,13 +161,10 @@ def replaced(function: Any) -> str:
         if code is None or getattr(step, "__specscope__", False):
             continue
         path = Path(code.co_filename)
-        if not path.is_relative_to(packages) and not _of_python(path):
+        own = not path.is_absolute() or path.is_relative_to(Path(functools.__file__).parent)  # Python's
+        if not own and not path.is_relative_to(packages):
             return f"replaced: {path}:{code.co_firstlineno}"
     return ""
-
-
-def _of_python(path: Path) -> bool:
-    return not path.is_absolute() or path.is_relative_to(Path(functools.__file__).parent)
 
 
 def _wrapped(function: Any) -> list[Any]:

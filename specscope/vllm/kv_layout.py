@@ -44,8 +44,10 @@ class KvReader:
         values = keys.numel() + torch.arange(rows * heads * value_size).view(rows, heads, value_size)
         slots = torch.arange(rows, device=cache.device)
         lying, weight = torch.zeros(scratch.numel(), dtype=torch.int64), 1
+        is_plain = cache.is_floating_point() and cache.element_size() > 1
+        dtype = cache.dtype if is_plain else torch.bfloat16  # a quantized cache is written from the model's keys
         while weight < scratch.numel():
-            key, value = (((x // weight) % BASE).to(cache.device, self._dtype(cache)) for x in (keys, values))
+            key, value = (((x // weight) % BASE).to(cache.device, dtype) for x in (keys, values))
             module.impl.do_kv_cache_update(module, key, value, scratch, slots)
             lying += scratch.flatten().float().round().long().cpu() * weight
             weight *= BASE
@@ -55,10 +57,6 @@ class KvReader:
             self.why = "its backend changes keys and values when it stores them"
             return
         self._keys, self._values = places[keys].to(cache.device), places[values].to(cache.device)
-
-    def _dtype(self, cache: Tensor) -> torch.dtype:
-        """What keys are given in: a quantized cache is written from the model's."""
-        return cache.dtype if cache.is_floating_point() and cache.element_size() > 1 else torch.bfloat16
 
     def read(self, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [length, heads, size] of the first positions, through these blocks."""

@@ -66,7 +66,9 @@ class SchedulerHooks:
         return {
             SCHEDULER: {
                 "Scheduler.add_request": self._before(self._arrives),
-                "Scheduler._preempt_request": self._before(self._preempted),
+                "Scheduler._preempt_request": self._before(
+                    lambda scheduler, request: _notes(scheduler).preempted.append(request.request_id)
+                ),
                 "Scheduler._free_request": self._before(self._ends),
                 "Scheduler.schedule": self._schedule,
                 "Scheduler.update_from_output": self._update,
@@ -106,9 +108,6 @@ class SchedulerHooks:
         self._schedulers.add(scheduler)
         headers = request.trace_headers or {}
         _notes(scheduler).arrived[request.request_id] = Arrival(int(request.arrival_time * 1e9), dict(headers))
-
-    def _preempted(self, scheduler: Any, request: Any) -> None:
-        _notes(scheduler).preempted.append(request.request_id)
 
     def _ends(self, scheduler: Any, request: Any) -> None:
         stop = "" if request.stop_reason is None else str(request.stop_reason)

@@ -319,9 +319,10 @@ class VllmTaps:
             return
         metadata, slots = told
         if "seq_lens" not in self._now.tensors:
+            widest = max((len(blocks) for blocks in self._now.facts["blocks"]), default=0) + 1
             for key in ("seq_lens", "query_start_loc", "block_table"):
                 if isinstance(rows := getattr(metadata, key, None), Tensor):
-                    self._keep(key, rows[:, : self._widest()] if key == "block_table" else rows)
+                    self._keep(key, rows[:, :widest] if key == "block_table" else rows)
         self._keep(f"{name}.slots", slots)
         if inside:
             self._cache(name, module, metadata)
@@ -337,10 +338,6 @@ class VllmTaps:
             keys, values = reader.read(metadata.block_table[row], int(metadata.seq_lens[row]))
             self._keep(f"{name}.keys read.{row}", keys)
             self._keep(f"{name}.values read.{row}", values)
-
-    def _widest(self) -> int:
-        assert self._now is not None
-        return max((len(blocks) for blocks in self._now.facts["blocks"]), default=0) + 1
 
     @staticmethod
     def _told(module: Any) -> tuple[Any, Tensor] | None:

@@ -201,19 +201,21 @@ class PairsPanel(PickPanel):
             ListColumn("τ A", TAU, lambda pair: (figure(pair.tau[0]), "text"), lambda pair: pair.tau[0], True),
             ListColumn("τ B", TAU, lambda pair: (figure(pair.tau[1]), "text"), lambda pair: pair.tau[1], True),
             ListColumn("change", NUMBER, _change_cell, _change, True),
-            ListColumn("parts at", 8, lambda pair: (_number(_at(pair)), "text"), _at, True),
+            ListColumn(
+                "parts at",
+                8,
+                lambda pair: (NOTHING if pair.parting is None else f"{pair.parting.position:,}", "text"),
+                _at,
+                True,
+            ),
             ListColumn("cause", 10, _cause, lambda pair: None if pair.parting is None else pair.parting.cause.value),
             ListColumn("prompt", -1, lambda pair: (pair.title, "dim")),
         ]
-        sheet = self.table("Pairs", pairs, columns, _text, width, (2, about))
+        text = lambda pair: f"{pair.id_a} {pair.id_b} {_cause(pair)[0]} {pair.title}"  # noqa: E731
+        sheet = self.table("Pairs", pairs, columns, text, width, (2, about))
         if pairs:
             return sheet
         return Sheet([[(text, "faint")] for text in folded(self._comparison.unpaired, width)], sheet.title)
-
-
-def _text(pair: Pair) -> str:
-    cause = "" if pair.parting is None else pair.parting.cause.value
-    return f"{pair.id_a} {pair.id_b} {cause} {pair.title}"
 
 
 def _change(pair: Pair) -> float | None:
@@ -229,10 +231,6 @@ def _change_cell(pair: Pair) -> tuple[str, Ink]:
 
 def _at(pair: Pair) -> int | None:
     return None if pair.parting is None else pair.parting.position
-
-
-def _number(value: int | None) -> str:
-    return NOTHING if value is None else f"{value:,}"
 
 
 def _cause(pair: Pair) -> tuple[str, Ink]:

@@ -103,7 +103,11 @@ def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width
 
     For the final token `node` is the number of nodes.
     """
-    answer = [line for number, text in enumerate(look.why(step, node)) for line in paragraph(text, width, _ink(number))]
+    headline, *more = look.why(step, node)
+    answer = [
+        *paragraph(headline, width, "strong"),
+        *(line for text in more for line in paragraph(text, width, "text")),
+    ]
     final = node == len(step.tree)
     room = min(max(width - LABEL - VALUE, 8), LONGEST)
     picture = [final_bar(step, verdict, room)] if final else decision(step, verdict, node, width)
@@ -113,11 +117,6 @@ def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width
         ink: Ink = outcome if label in ("token", "kind") else "warn" if odd else "text"
         lines += labelled(label, "dim", text, ink, LABEL, width)
     return [*lines, *_context(look, step, node, width, max(height - len(lines), CONTEXT_LINES))]
-
-
-def _ink(place: int) -> Ink:
-    """The headline stands out."""
-    return "strong" if place == 0 else "text"
 
 
 def _context(look: Look, step: RequestStep, node: int, width: int, limit: int) -> list[Line]:

@@ -54,12 +54,9 @@ class Slider(Panel):
     on_blur = on_focus
 
     def on_click(self, event: events.Click) -> None:
-        self._to(event.x)
-
-    def _to(self, x: int) -> None:
         begin, room = self._track
         if self.look is not None and self.look.steps:
-            share = min(max((x - begin) / max(1, room - 1), 0), 1)
+            share = min(max((event.x - begin) / max(1, room - 1), 0), 1)
             self.post_message(Goto(round(share * (self.look.steps - 1)), follow=True))
 
 

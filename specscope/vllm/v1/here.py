@@ -92,7 +92,11 @@ def _numbers(call: SamplerCall, request: int, first: int, raw: _RawRows, passes:
         chain.choices, chain.p = _choices(call, rows, tokens)
     else:
         is_bonus = accepted == call.drafted[request]
-        chain.p, chain.target = _p(call, rows, tokens), lambda index: call.target(first + index)
+        chain.target = lambda index: call.target(first + index)
+        if call.target_probs is not None:
+            chain.p = call.target_probs.numpy()[rows, tokens]
+        else:
+            chain.p = np.array([chain.target(index)[token] for index, token in enumerate(tokens)], np.float32)
         chain.whole = call.bonus(request) if is_bonus else call.target(last)
         if call.coins is not None:
             chain.coin = call.coins[first : first + n].double().numpy()
@@ -119,14 +123,6 @@ def _choices(call: SamplerCall, rows: Indices, tokens: Ints) -> tuple[Ints, Floa
     choices = np.argmax(logits, axis=-1)
     largest = np.take_along_axis(logits, choices[:, None], axis=1)[:, 0]  # NaN is the largest of all to argmax
     return choices, np.where(np.isfinite(largest), choices == tokens, np.nan).astype(np.float32)
-
-
-def _p(call: SamplerCall, rows: Indices, tokens: Ints) -> Floats:
-    """[n] p of the drafts of a sampled request."""
-    if call.target_probs is not None:
-        probs: Floats = call.target_probs.numpy()[rows, tokens]
-        return probs
-    return np.array([call.target(row)[token] for row, token in zip(rows.tolist(), tokens, strict=True)], np.float32)
 
 
 def _of_draft(drafter_row: RawRow, known: Indices | None, token: Indices) -> float:

@@ -11,7 +11,6 @@ from specscope.trace.inside.chain import NO_INTS
 from specscope.trace.inside.gather import gather
 from specscope.trace.inside.gathered import Judgements
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall, wrap
-from specscope.trace.record.tree import Ints
 from specscope.vllm.known import RUNNER, Hooks
 from specscope.vllm.processes import wrap_loaded
 from specscope.vllm.v1.call import SamplerCall
@@ -144,21 +143,16 @@ def places(runner: Any, scheduled: Any, drafted: list[int]) -> list[BatchPlace]:
     names = list(batch.req_ids)
     unfinished = runner.discard_request_mask.np[: len(names)].copy()
     size = runner.vllm_config.cache_config.block_size
+    tables, behind = batch.block_table.block_tables, 3 * max(drafted, default=0) if ahead else 0
     batch_places = []
     for row, name in enumerate(names):
         if name not in scheduled.num_scheduled_tokens:
             continue
         context, count = int(batch.num_computed_tokens_cpu[row]), scheduled.num_scheduled_tokens[name]
-        blocks, first = _blocks(batch, row, context, count, size, 3 * max(drafted, default=0) if ahead else 0)
+        blocks, first = NO_INTS, 0  # where the model has several kinds of cache
+        if len(tables) == 1:
+            blocks, first = some_blocks(tables[0].block_table.np[row], context, count, size, behind)
         batch_places.append(
             BatchPlace(name, row, context, count, drafted[row], not unfinished[row], blocks, first, ahead)
         )
     return batch_places
-
-
-def _blocks(batch: Any, row: int, context: int, count: int, size: int, behind: int) -> tuple[Ints, int]:
-    """The KV blocks that a step may write to; none where the model has several kinds of cache."""
-    tables = batch.block_table.block_tables
-    return (
-        some_blocks(tables[0].block_table.np[row], context, count, size, behind) if len(tables) == 1 else (NO_INTS, 0)
-    )

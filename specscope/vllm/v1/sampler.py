@@ -77,16 +77,12 @@ class SamplerHooks:
 
     def _sample(self, call: HookedCall) -> Any:
         """Sampling overwrites the logits that it is given: temperature is applied in place."""
-        if self.call is not None and self.call.bonus_logits is None:
-            self.call.bonus_logits = self._guard.safely(_copied, call.given)
+        given, ours = call.given, self.call
+        if ours is not None and ours.bonus_logits is None and not given["sampling_metadata"].all_greedy:
+            ours.bonus_logits = given["logits"].clone()
         return call()
 
 
 def _kept(of_requests: Tensor | None) -> Tensor | None:
     """A copy of what vLLM writes anew for each batch."""
     return None if of_requests is None else of_requests.clone()
-
-
-def _copied(given: Mapping[str, Any]) -> Any:
-    """The logits of a call of the plain sampler; None where all requests are greedy."""
-    return None if given["sampling_metadata"].all_greedy else given["logits"].clone()
