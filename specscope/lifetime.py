@@ -40,15 +40,10 @@ class Lifetime:
 
     def _watch(self) -> None:
         while not self._closed.wait(POLL_SECONDS):
-            if self._lost():
+            is_orphan = os.getppid() != self._parent and not self._leads
+            if is_orphan or (self._terminal is not None and not _is_there(self._terminal)):
                 os.kill(os.getpid(), signal.SIGHUP)
                 _end_soon(self.leave)
-
-    def _lost(self) -> bool:
-        """Whether the parent or the terminal is gone."""
-        return (os.getppid() != self._parent and not self._leads) or (
-            self._terminal is not None and not _is_there(self._terminal)
-        )
 
     def hurry(self) -> None:
         """Make sure that the process, which is ending, does not hang on a terminal that is gone."""
@@ -89,13 +84,14 @@ def _end_soon(leave: Callable[[], object]) -> None:
 def end_with_parent() -> None:
     """In a process that multiprocessing started: end at once when the parent is gone, whatever is being done."""
     parent = multiprocessing.parent_process()
+
+    def end() -> None:
+        assert parent is not None
+        parent.join()
+        os._exit(128 + signal.SIGHUP)
+
     if parent is not None:
-        threading.Thread(target=_end_after, args=(parent,), name="specscope-lifetime", daemon=True).start()
-
-
-def _end_after(parent: multiprocessing.process.BaseProcess) -> None:
-    parent.join()
-    os._exit(128 + signal.SIGHUP)
+        threading.Thread(target=end, name="specscope-lifetime", daemon=True).start()
 
 
 @contextmanager

@@ -181,7 +181,10 @@ class EngineWhatIf(WhatIf):
             elif name == "tokens":
                 tokens = int(_number(name, value, 1, 100_000))
             else:
-                fields["params"][name] = self._parameter(name, value)
+                if name not in FORK_PARAMS:
+                    raise UserError(f"a fork cannot change {short(name)}: {USAGE}")
+                exact = whole(value)  # a large seed is no float
+                fields["params"][name] = _number(name, value, -math.inf, math.inf) if exact is None else exact
         self._check_coins(fields, part)
         return Changes(**fields), tokens
 
@@ -201,12 +204,6 @@ class EngineWhatIf(WhatIf):
                 f"there is no node {text[:20]}: this step has {plural(len(part.tree), 'node')}, numbered from 0"
             )
         return number
-
-    def _parameter(self, name: str, text: str) -> Any:  # noqa: ANN401
-        if name not in FORK_PARAMS:
-            raise UserError(f"a fork cannot change {short(name)}: {USAGE}")
-        exact = whole(text)  # a large seed is no float
-        return _number(name, text, float("-inf"), float("inf")) if exact is None else exact
 
 
 def _upto(steps: Sequence[RequestStep], tokens: int) -> tuple[RequestStep, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from specscope.analyze.report import Report, build_report, by_position
 from specscope.analyze.table import NONE, Table, number, percent
 from specscope.analyze.tune.text import advice
 from specscope.analyze.tune.text import tables as tune_tables
-from specscope.analyze.tune.tuning import Tuning, recorded, tune
+from specscope.analyze.tune.tuning import recorded, tune
 from specscope.analyze.verify.text import figures_of, verdict
 from specscope.analyze.verify.trial import judge
 from specscope.analyze.why import why_run
@@ -153,21 +153,22 @@ def token_counts(history: History) -> dict[str, dict[int, int]]:
 
 
 def _tune(history: History, source: str) -> dict[str, Any] | None:
-    """What trees of each size would have accepted; None where the capture cannot tell."""
+    """What trees of each size would have accepted; None where the capture cannot tell. A curve has for each tree:
+    nodes, acceptance length, its interval, and the tree.
+    """
     try:
         tuning = tune(recorded([source], [history]), {}, TUNED, None)
     except UserError:
         return None
+    rows = {family: tuning.family(family) for family in ("static", "dynamic")}
+    rows |= {name: [row] if (row := tuning.named(name)) is not None else [] for name in ("recorded", "choice")}
+    curves = {
+        name: [(row.nodes, row.length.value, row.length.low, row.length.high, row.tree) for row in each]
+        for name, each in rows.items()
+        if each
+    }
     shown = [as_plain(each) for each in tune_tables(tuning)]
-    return {"curves": dict(_curves(tuning)), "tables": shown, "notes": tuning.notes, "advice": advice(tuning)}
-
-
-def _curves(tuning: Tuning) -> Iterator[tuple[str, list[tuple[float, float, float | None, float | None, str]]]]:
-    """By name: nodes, acceptance length, its interval, and the tree."""
-    named = {name: [row] if (row := tuning.named(name)) is not None else [] for name in ("recorded", "choice")}
-    for name, rows in ({family: tuning.family(family) for family in ("static", "dynamic")} | named).items():
-        if points := [(row.nodes, row.length.value, row.length.low, row.length.high, row.tree) for row in rows]:
-            yield name, points
+    return {"curves": curves, "tables": shown, "notes": tuning.notes, "advice": advice(tuning)}
 
 
 def _findings(history: History, source: str, warnings: Sequence[str]) -> dict[str, Any]:

@@ -84,20 +84,17 @@ def page(runs: Sequence[PageRun], findings: str = "verify") -> Iterator[bytes]:
 
 def _head(runs: Sequence[PageRun], steps: Sequence[Steps], findings: str) -> dict[str, Any]:
     """What is read when the page opens."""
-    told = [
-        about_run(run.history, each, run.source, run.warnings, verify=findings == "verify") | _diagnosed(run)
-        for run, each in zip(runs, steps, strict=True)
-    ]
+    told = []
+    for run, each in zip(runs, steps, strict=True):
+        about = about_run(run.history, each, run.source, run.warnings, verify=findings == "verify")
+        if run.diagnosed is not None:
+            failed, (*lines, verdict) = run.diagnosed
+            found = {"by": "diagnose", "verdict": verdict, "failed": failed, "groups": (), "lines": lines}
+            about["findings"] = found
+        told.append(about)
     sides = [from_history(run.history, run.source, run.warnings) for run in runs] if len(runs) == 2 else []
     compared = about_pair(sides[0], sides[1]) if sides else None
     return {"made": f"specscope {__version__}", "words": words(), "runs": told, "comparison": compared}
-
-
-def _diagnosed(run: PageRun) -> dict[str, Any]:
-    if run.diagnosed is None:
-        return {}
-    failed, lines = run.diagnosed
-    return {"findings": {"by": "diagnose", "verdict": lines[-1], "failed": failed, "groups": (), "lines": lines[:-1]}}
 
 
 def _digest(text: str) -> str:

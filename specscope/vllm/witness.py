@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +25,6 @@ from specscope.vllm.requests import ended, known
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
 
 LOSSLESS = ("standard", "block")  # of `rejection_sample_method`; every other is not, or is not known to be
-
-
-def rule_of(speculation: Mapping[str, Any]) -> str:
-    """The rule of verification; lossy:NAME where it does not keep the target's distribution."""
-    method = str(speculation.get("rejection_sample_method") or "standard")
-    return method if method in LOSSLESS else f"{LOSSY}:{method}"
 
 
 @dataclass
@@ -70,6 +64,8 @@ class Witness:
     def __init__(self, recorder: Recorder, *, full: bool) -> None:
         self.recorder, self.run, self.full = recorder, recorder.run, full
         self.bytes = 0  # that were copied from a device
+        method = str(self.run.speculation.get("rejection_sample_method") or "standard")
+        self._rule = method if method in LOSSLESS else f"{LOSSY}:{method}"
         self._requests: dict[str, Known] = {}
         self._running: _Step | None = None
         self._untold: deque[_Step] = deque()
@@ -206,7 +202,7 @@ class Witness:
             request.kept(tokens, self.run.max_context),
             context=context,
             prefill=prefill,
-            rule=rule_of(self.run.speculation),
+            rule=self._rule,
             method=method,
             sizing=f"{judged.invalid} invalid drafts left out" if judged.invalid else "",
             blocks=self._blocks(place, context, prefill + 1 + verified),

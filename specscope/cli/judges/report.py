@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
 from specscope.analyze.compare.counts import gate
-from specscope.analyze.compare.failif import FailCondition
-from specscope.analyze.report import Several, build_report, several
+from specscope.analyze.report import build_report, several
 from specscope.analyze.text import TOP, render_several, render_text
 from specscope.cli.arguments import FIGURES, PLACE, X_RULE, whole_from
 from specscope.cli.captures import need_different, print_json, read_branch, source_options, watched
@@ -59,7 +56,9 @@ def report(captures: tuple[str, ...], as_json: bool, branch: int | None, top: in
     figures, conditions = several(reports), gate(captures, fail_if) if fail_if else ()
     code = int(any(condition.hit for condition in conditions))
     if as_json:
-        print_json(_as_json(figures, conditions, code))
+        each = [of_capture(one.source, one.to_dict(), warnings=one.warnings) for one in figures.reports]
+        met = {"conditions": [asdict(condition) for condition in conditions]} if conditions else {}
+        print_json(of_captures("report", each, code, figures.to_dict() | met, figures.notes))
         for warning in warnings:
             warn(warning)
     elif len(reports) == 1:
@@ -69,12 +68,6 @@ def report(captures: tuple[str, ...], as_json: bool, branch: int | None, top: in
     for condition in conditions:
         say(f"--fail-if {condition.text}: {condition.detail}")
     sys.exit(code)
-
-
-def _as_json(reports: Several, conditions: Sequence[FailCondition], code: int) -> dict[str, Any]:
-    each = [of_capture(one.source, one.to_dict(), warnings=one.warnings) for one in reports.reports]
-    met = {"conditions": [asdict(condition) for condition in conditions]} if conditions else {}
-    return of_captures("report", each, code, reports.to_dict() | met, reports.notes)
 
 
 @verb("open", epilog=X_RULE)
