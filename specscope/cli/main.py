@@ -19,17 +19,12 @@ from specscope.gone import refuse_gone
 from specscope.trace.record.vocabulary import shell_word
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+REPORT = "judges.report"
 GROUPS = {  # of verbs, and the module of each
     "Make": dict.fromkeys(("run", "capture"), "run")
     | {"serve": "serve"}
     | {name: f"inside.{name}" for name in ("vllm", "transformers")},
-    "Look": {
-        "open": "judges.report",
-        "watch": "watch",
-        "report": "judges.report",
-        "why": "judges.why",
-        "export": "export",
-    },
+    "Look": {"open": REPORT, "watch": "watch", "report": REPORT, "why": REPORT, "export": "export"},
     "Judge": {name: f"judges.{name}" for name in ("verify", "diagnose", "compare")},
     "Change": {name: name for name in ("debug", "tune", "tree")},
     "Machine": {"doctor": "doctor"},

@@ -1,4 +1,4 @@
-"""`specscope report` and `specscope open`: the acceptance figures of a run, and the screen over it."""
+"""`specscope report`, `open` and `why`: a run's figures, the screen over it, and why a token was rejected."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.text import Text
 
 from specscope.analyze.compare.counts import gate
+from specscope.analyze.plain import plain
 from specscope.analyze.report import build_report, several
 from specscope.analyze.text import TOP, render_several, render_text
+from specscope.analyze.why import NodeAnswer, RunAnswer, why_part, why_run
 from specscope.cli.arguments import FIGURES, PLACE, X_RULE, whole_from
-from specscope.cli.captures import need_different, print_json, read_branch, source_options, watched
+from specscope.cli.captures import need_different, need_steps, print_json, read_branch, source_options, watched
 from specscope.cli.help import verb
 from specscope.cli.options import branch_option, flag, json_option
 from specscope.cli.streams import need_terminal, say, warn
 from specscope.debug.viewer import Viewer
-from specscope.envelope import of_capture, of_captures
+from specscope.envelope import envelope, of_capture, of_captures
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
 from specscope.terminal import text_console
 from specscope.trace.record.vocabulary import shell_word
 from specscope.trace.stored import as_runs, every_run
-from specscope.trace.wire.reading import CaptureReader, split_reference
+from specscope.trace.wire.reading import CaptureReader, split_file, split_reference
 
 
 @verb(epilog=X_RULE)
@@ -95,3 +99,51 @@ def open_recording(lifetime: Lifetime, file: str) -> None:
     run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)
     for warning in reader.warnings:
         warn(warning)
+
+
+@verb(epilog=X_RULE)
+@click.argument("place", type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[/NODE]]]")
+@json_option
+@branch_option
+@source_options
+def why(place: str, *, as_json: bool, branch: int | None) -> None:
+    """Explain why a token was rejected.
+
+    \b
+      specscope why run.jsonl            the kinds of rejection that cost this run most
+      specscope why run.jsonl#r3         the same for one request
+      specscope why run.jsonl#r3@17      a step: its path and the node that ended it
+      specscope why run.jsonl#r3@17/4    a node: what the target wanted, what decided, what would have accepted it
+    """
+    file, text = split_file(place)
+    reader = read_branch(file, branch)
+    history = reader.history
+    need_steps(history, file, "explained")
+    answer: NodeAnswer | RunAnswer
+    if not text:
+        answer = why_run(history)
+    else:
+        request, named = history.find(text)
+        step = named.index
+        answer = why_run(history, request.id) if step is None else why_part(history, request, step, named.node)
+    if as_json:
+        print_json(envelope("why", plain(answer), source=[file], warnings=reader.warnings))
+    else:
+        for warning in reader.warnings:
+            warn(warning)
+        render(answer, file, text_console())
+
+
+def render(answer: NodeAnswer | RunAnswer, file: str, console: Console) -> None:
+    """Print a sentence per line; for a run, a paragraph per kind."""
+    if isinstance(answer, NodeAnswer):
+        console.print(Text(str(answer.reference), style="bold cyan"))
+        for number, sentence in enumerate((*answer.sentences, *answer.typical)):
+            console.print(Text(sentence, style="bold" if number == 0 else ""))
+        return
+    for line in answer.lines():
+        console.print(Text(line))
+    if answer.kinds:
+        example = answer.kinds[0].examples[0]
+        console.print(Text(f"\nExample: specscope why {shell_word(f'{file}#{example}')}", style="dim"))
+        console.print(Text(f"A fault, or a weak drafter: specscope diagnose {shell_word(file)}", style="dim"))
