@@ -16,7 +16,7 @@ from pathlib import Path
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from specscope.analyze.compare.failif import parse as parse_limits
-from specscope.debug.events import EventKind, types_of
+from specscope.debug.breakpoints import EventKind, types_of
 from specscope.errors import UserError
 from specscope.plans.plan import parse_plan
 from specscope.remote.receiver import JSON, PROTOBUF, Export

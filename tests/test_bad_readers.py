@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specscope.cli.arguments import real_from, whole_from
 from specscope.cli.debug import over_capture
 from specscope.cli.options import checked_endpoint
-from specscope.debug.events import EventKind, types_of
+from specscope.debug.breakpoints import EventKind, types_of
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompt_rows import parse_row
 from specscope.engine.prompts import read_prompts

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from specscope.debug.events import EventKind
+from specscope.debug.breakpoints import EventKind
 from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.plans.kinds import RUN_HERE

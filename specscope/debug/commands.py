@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from specscope.debug import show
 from specscope.debug.answers import Answer, Stop, StopReason
+from specscope.debug.breakpoints import EventKind, types_of
 from specscope.debug.command_table import COMMANDS, FORK_TAKES, INFO_TAKES, command, find, help_all, help_of
-from specscope.debug.events import EventKind, types_of
 from specscope.debug.forked import Forked
 from specscope.debug.kv_check import KVCheck, kv_check_text
 from specscope.debug.session import Session

@@ -37,13 +37,12 @@ from specscope.tui.screens.points_view import Typed
 from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.standing import Standing
 from specscope.tui.text import clean
-from specscope.tui.widgets.bars import Banner, StatusBar
+from specscope.tui.widgets.bars import Banner, Slider, StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
 from specscope.tui.widgets.lines import Goto, Panel
 from specscope.tui.widgets.output import OutputPanel
 from specscope.tui.widgets.rates import LengthsPanel, RatesPanel
 from specscope.tui.widgets.requests import RequestsPanel
-from specscope.tui.widgets.slider import Slider
 from specscope.tui.widgets.tree import TreePanel
 
 READING = 0.01  # seconds between two pieces of a capture that is being read

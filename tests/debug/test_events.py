@@ -2,8 +2,7 @@
 
 import pytest
 
-from specscope.debug.breakpoints import Breakpoints
-from specscope.debug.events import EventKind, events
+from specscope.debug.breakpoints import Breakpoints, EventKind, events
 from specscope.engine.engine import Engine
 from specscope.live.local import session_over
 from specscope.trace.history.conditions import Expression

@@ -22,12 +22,11 @@ from specscope.tui.look import Look
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
-from specscope.tui.widgets.bars import StatusBar
+from specscope.tui.widgets.bars import Slider, StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
 from specscope.tui.widgets.output import OutputPanel
 from specscope.tui.widgets.rates import LengthsPanel, RatesPanel
 from specscope.tui.widgets.requests import RequestsPanel
-from specscope.tui.widgets.slider import Slider
 from specscope.tui.widgets.tree import TreePanel
 
 # What could move a cursor, colour what follows or turn a line: nothing of it may come from a capture.

@@ -20,8 +20,8 @@ from specscope.tui.app import ScopeApp, chosen_theme
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpScreen, help_lines
 from specscope.tui.screens.over import Hints
+from specscope.tui.widgets.bars import Slider
 from specscope.tui.widgets.requests import RequestsPanel
-from specscope.tui.widgets.slider import Slider
 
 from .sample import forked, live, replay, text_of, until
 

@@ -10,8 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
 
-from specscope.debug.breakpoints import BreakpointInfo
-from specscope.debug.events import EventKind
+from specscope.debug.breakpoints import BreakpointInfo, EventKind
 from specscope.tui.keys import Key, bound, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close

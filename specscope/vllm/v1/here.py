@@ -14,7 +14,7 @@ from specscope.trace.inside.gathered import Judgements
 from specscope.trace.inside.host import DrafterRow, HostChain
 from specscope.trace.record.notes import Indices, RawRow
 from specscope.trace.record.tree import Floats, Ints
-from specscope.vllm.v1.call import SamplerCall
+from specscope.vllm.v1.sampler import SamplerCall
 from specscope.vllm.v1.scores import Passes
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specscope.trace.inside.gather import Rows, Scores
-from specscope.vllm.v1.call import SamplerCall
+from specscope.vllm.v1.sampler import SamplerCall
 
 
 def rows_of(call: SamplerCall, drafter: Sequence[tuple[Sequence[Tensor], int]]) -> Rows:

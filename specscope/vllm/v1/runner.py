@@ -13,10 +13,9 @@ from specscope.trace.inside.gathered import Judgements
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall, wrap
 from specscope.vllm.known import RUNNER, Hooks
 from specscope.vllm.processes import wrap_loaded
-from specscope.vllm.v1.call import SamplerCall
 from specscope.vllm.v1.here import DraftVocabulary, judge_here
 from specscope.vllm.v1.rows import rows_of
-from specscope.vllm.v1.sampler import SamplerHooks
+from specscope.vllm.v1.sampler import SamplerCall, SamplerHooks
 from specscope.vllm.v1.scores import NONE, DrafterScores, Passes
 from specscope.vllm.witness import BatchPlace, Witness, some_blocks
 
