@@ -46,7 +46,7 @@ from specscope.trace.record.tree import Ints
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 
 if TYPE_CHECKING:
-    from specscope.live.messages import Ready
+    from specscope.live.server import Ready
 
 
 @verb()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 from specscope.debug.answers import Answer, LookRefused, News, Notice, PromptRefused, Stop
@@ -16,13 +19,38 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import NO_KWARGS, PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
-from specscope.live.messages import Command, EngineState, Failed, LastOutput, Loading, Ready
-from specscope.live.server import serve
+from specscope.live.server import Command, EngineState, Failed, Loading, Ready, serve
 from specscope.live.start import Stages
 from specscope.trace.history.history import KEPT, History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Moved, StepRecord
 from specscope.trace.wire.outputs import Bus
+
+KEPT_BYTES = 4096  # of what the process prints
+
+
+class LastOutput:
+    """The end of what an engine's process prints: the terminal is the screen's, so libraries' warnings and C++ code's
+    last words go down a pipe, which is drained. The last line is shown if the process dies.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._kept = b""
+        self._reader = threading.Thread(target=self._drain, name="specscope-worker-output", daemon=True)
+        self._reader.start()
+
+    def _drain(self) -> None:
+        with suppress(OSError):
+            while data := os.read(self._pipe.fileno(), KEPT_BYTES):
+                self._kept = (self._kept + data)[-KEPT_BYTES:]
+        self._pipe.close()
+
+    def last_line(self) -> str:
+        """The last line that was printed, once the process has ended; empty where there is none."""
+        self._reader.join(1)
+        lines = self._kept.decode("utf-8", "replace").strip().splitlines()
+        return lines[-1].strip()[:300] if lines else ""
 
 
 class Worker(Control):

@@ -12,11 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specscope.debug.answers import Answer, LookRefused, News, Notice, PromptRefused
+from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.command_table import find
 from specscope.debug.commands import Commands, goes_on_text
 from specscope.debug.session import Session
@@ -24,11 +26,54 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
-from specscope.live.messages import Command, EngineState, Failed, Loading, Ready, redirect_output
 from specscope.live.start import start_engine
+from specscope.trace.record.records import RunInfo
+from specscope.trace.record.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
+
+
+# What the process and its parent say to each other, over one pipe each way. From the engine also come the bus's
+# records, debug.answers.News, Forked and NodeView.
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How far the engine has loaded."""
+
+    stage: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine has loaded. Sent once."""
+
+    run: RunInfo
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """Whenever it changes."""
+
+    status: str  # running, paused or idle
+    points: tuple[BreakpointInfo, ...]  # the debugger's breakpoints, with their hits
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The engine ended, and why. Sent last."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the parent."""
+
+    verb: str  # submit, cancel, pause, resume, step, debug, look, watch, stop
+    value: Any = None
 
 
 class _Server:
@@ -180,6 +225,13 @@ def share_no_bars() -> None:
     from tqdm import tqdm
 
     tqdm.set_lock(threading.RLock())
+
+
+def redirect_output(pipe: Connection) -> None:
+    """The process's side: standard output and standard error go down the pipe from now on."""
+    for number in (1, 2):
+        os.dup2(pipe.fileno(), number)
+    pipe.close()
 
 
 def serve(
