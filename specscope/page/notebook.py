@@ -1,22 +1,22 @@
 """A run, a request, a step and a comparison as static HTML for a notebook.
 
-JupyterLab takes scripts, SVG and colours by name out of a notebook that it does not trust. So there are none. What
-models and users wrote is escaped, no meaning is by colour alone, and grounds are faint, so that text is legible on them
-in a light and a dark theme.
+JupyterLab takes scripts, SVG and colours by name out of a notebook that it does not trust. So there are none, and a
+tree is a table. What models and users wrote is escaped, no meaning is by colour alone, and grounds are faint, so that
+text is legible on them in a light and a dark theme.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
-from itertools import chain, repeat
 
 from specscope.analyze import tables
 from specscope.analyze.compare import tables as compared
 from specscope.analyze.compare.result import Comparison
 from specscope.analyze.report import Report, RequestReport
 from specscope.analyze.table import Table
-from specscope.trace.record.records import Origin, RequestStep
+from specscope.trace.record.records import Origin, Outcome, RequestStep
+from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.words import branches, draw_tree
 
@@ -29,6 +29,7 @@ ORIGINS = {  # of an output token: its ground, its line below, and what it is
     Origin.RECOVERED: (RED, "dashed", "the target's, in place of a rejected draft"),
     Origin.TARGET: (GREY, "dotted", "the target's, where nothing was drafted"),
 }
+OUTCOMES = {Outcome.ACCEPTED: (GREEN, "solid"), Outcome.REJECTED: (RED, "dashed"), Outcome.UNTRIED: (GREY, "dotted")}
 PRE = "white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.6"
 
 
@@ -95,11 +96,29 @@ def _by_origin(piece: str, origin: Origin) -> str:
 
 
 def of_tree(step: RequestStep, vocabulary: Vocabulary, shown: int | None = None) -> str:
-    """A judged tree as the terminal draws it. `shown`: the node in question, in bold."""
-    nodes = chain([None], (node for node, _ in branches(step.tree)), repeat(None))  # of each line, the root's first
-    drawn = zip(nodes, draw_tree(step, vocabulary).splitlines(), strict=False)
-    lines = (tag("b", text(line)) if shown is not None and node == shown else text(line) for node, line in drawn)
-    return tag("pre", "\n".join(lines), style="overflow-x:auto")
+    """A judged tree from left to right: a node stands beside its parent, and spans the rows of what is below it.
+
+    `shown`: the node in question.
+    """
+    root, *told = draw_tree(step, vocabulary).splitlines()
+    order, verdict = branches(step.tree), step.verdict
+    if verdict is None:
+        return lines([root])
+    spans = dict.fromkeys((ROOT, *range(len(step.tree))), 0)  # rows
+    for node, _ in reversed(order):
+        spans[node] = spans[node] or 1
+        spans[int(step.tree.parent[node])] += spans[node]
+    rows, last = [tag("td", text(root), rowspan=spans[ROOT] or 1)], ROOT
+    for (node, lead), line in zip(order, told, strict=False):
+        ground, border = OUTCOMES[Outcome(int(verdict.outcome[node]))]
+        token, _, figures = line.removeprefix(lead).partition("  ")
+        style = f"{LEFT};background:{ground};border-width:{3 if node == shown else 1}px;border-style:{border}"
+        inside = tag("b", text(token)) + "<br>" + tag("small", text(figures))
+        rows += [] if int(step.tree.parent[node]) == last else [""]
+        rows[-1] += tag("td", inside, rowspan=spans[node], style=style)
+        last = node
+    tree = tag("table", tag("tbody", *(tag("tr", row) for row in rows)))
+    return tag("div", tree, style="overflow-x:auto") + lines(told[len(order) :])
 
 
 def of_comparison(found: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""What a notebook shows: the terminal's words, and nothing that a capture wrote as HTML."""
+"""What a notebook shows: the terminal's words, every node in its place, and nothing that a capture wrote as HTML."""
 
 import re
 from html.parser import HTMLParser
@@ -14,32 +14,38 @@ from specscope.page.load import LoadedRun
 from specscope.page.write import PageRun, write_page
 from specscope.trace.history.history import History
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.words import draw_tree
+from specscope.trace.words import branches, draw_tree
 from tests.trace import test_damaged as damaged
 
 TRACES = Path(__file__).parents[2] / "traces"
 HOSTILE = "</pre></td><script>alert(1)</script><img src=x onerror=alert(1)>\"'&<!--\u202e\ud800\x1b[2J"
-TAGS = {"b", "div", "pre", "small", "span", "table", "tbody", "td", "th", "thead", "tr"}
+TAGS = {"b", "br", "div", "pre", "small", "span", "table", "tbody", "td", "th", "thead", "tr"}
 
 
 class Read(HTMLParser):
-    """The tags of a text with their attributes, and all words."""
+    """The tags of a text with their attributes, the cells of its tables, and all words."""
 
     def __init__(self, html):
         super().__init__()
-        self.tags, self.open, self.words = [], [], []
+        self.tags, self.open, self.rows, self.words = [], [], [], []
         self.feed(html)
         self.close()
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        self.open.append(tag)
+        self.open += [] if tag == "br" else [tag]
+        if tag == "tr":
+            self.rows.append([])
+        if tag == "td":
+            self.rows[-1].append([int(dict(attrs).get("rowspan", 1)), ""])
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
         self.words.append(data)
+        if "td" in self.open:
+            self.rows[-1][-1][1] += data
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +54,32 @@ def run():
 
 
 def test_every_step_stands_as_in_a_terminal(run):
+    """A node's cell holds its line, beside its parent's cell and within its rows."""
     for name, request in run.requests.items():
         for step in request.steps:
-            shown, tree = run[f"{name}@{step.index}"], draw_tree(step, run.history.vocabulary)
+            shown = run[f"{name}@{step.index}"]
+            tree = draw_tree(step, run.history.vocabulary)
             assert tree in str(shown)
-            assert tree in "".join(Read(shown.html).words)
+            grid, place = {}, {}
+            read = Read(shown.html)
+            for row, cells in enumerate(read.rows):
+                for span, words in cells:
+                    column = next(c for c in range(99) if (row, c) not in grid)
+                    grid |= {(r, column): words for r in range(row, row + span)}
+                    place[words] = place.get(words, 0) + 1
+            flat = re.sub(r"[│├└─\s]+", "", tree)
+            assert all(re.sub(r"\s+", "", words) in flat for words in place)
+            assert sum(place.values()) == 1 + len(step.tree)
+            for (row, column), words in grid.items():
+                if column > 1:
+                    node = next(n for n in range(len(step.tree)) if _line(tree, n, step) == re.sub(r"\s+", "", words))
+                    above = int(step.tree.parent[node])
+                    assert _line(tree, above, step) == re.sub(r"\s+", "", grid[row, column - 1])
+
+
+def _line(tree, node, step):
+    place = next(i for i, (other, _) in enumerate(branches(step.tree)) if other == node)
+    return re.sub(r"[│├└─\s]+", "", tree.splitlines()[1 + place])
 
 
 def test_a_request_shows_its_whole_output_by_origin(run):
@@ -95,7 +122,7 @@ def test_nothing_that_a_capture_wrote_is_read_as_html(monkeypatch):
         html = shown._repr_html_()
         read = Read(html)
         assert {tag for tag, _ in read.tags} <= TAGS
-        assert {attribute for _, given in read.tags for attribute in given} <= {"style", "title"}
+        assert {attribute for _, given in read.tags for attribute in given} <= {"style", "title", "rowspan"}
         assert not read.open
         for plain in (html, repr(shown)):
             assert plain.encode()
