@@ -15,7 +15,7 @@ from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.parting import PartingCause
 from specscope.tui.app import ScopeApp, answer_app
 from specscope.tui.screens.beside import BesideScreen, PlacesPanel, TreePanelOf
-from specscope.tui.screens.compare import ChangedPanel, Compared, CompareScreen, PairsPanel, help_lines
+from specscope.tui.screens.compare import Compared, CompareScreen, PairsPanel, help_lines
 from specscope.tui.screens.help import HelpLines, HelpScreen
 from tests.analyze.compare.runs import side
 
@@ -192,35 +192,17 @@ async def test_the_help_page_opens_over_both_screens_and_names_every_cause(keys)
         assert len(app.screen_stack) == below
 
 
-@pytest.mark.parametrize("size", [(60, 20)], ids=names)
-async def test_c_shows_what_changed_most_as_the_text_does(size):
-    shown = sample()
-    async with running(shown, size) as (app, pilot):
-        await pilot.press("c")
-        await pilot.pause()
-        lines = text_of(app.screen.query_one(ChangedPanel)).splitlines()
-        assert len(lines) == 1 + len(shown.changed)
-        assert max(map(cell_len, lines)) <= size[0]
-        for row, line in zip(shown.changed, lines[1:], strict=True):
-            assert line.startswith(row[0][:12])
-            assert row[3] in line
-        below = len(app.screen_stack) - 1
-        await pilot.press("escape")
-        assert len(app.screen_stack) == below
-
-
 async def test_the_verdict_stands_with_the_acceptance_length_and_what_was_left_out():
     async with running(sample(), (200, 60)) as (app, _):
         said = text_of(app.screen.query_one("#verdict"))
         assert said.index("B uses other coins") < said.index("tau 3.07 → 2.97") < said.index("• coin differs")
         assert "no raw probabilities" in said
-        assert "request r3" in text_of(app.screen.query_one("#changed"))
 
 
 async def test_the_palette_has_the_keys_of_the_screen_on_top():
     async with running(sample()) as (app, pilot):
         commands = {command.title: command for command in app.get_system_commands(app.screen)}
-        known = {"Open", "Next parting", "What changed most", "Sort the list", "Help", "Theme", "Quit", "Screenshot"}
+        known = {"Open", "Next parting", "Sort the list", "Help", "Theme", "Quit", "Screenshot"}
         assert known <= set(commands)
         titles = [command.title for command in app.get_system_commands(app.screen)]
         assert len(titles) == len(set(titles))

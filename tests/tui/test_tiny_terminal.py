@@ -47,7 +47,7 @@ def forking():
 APPS = {
     "replay": (lambda: ScopeApp(replay(14)), OVERLAYS),
     "live": (lambda: ScopeApp(forking()), "fi"),
-    "compare": (lambda: compare_app(sample()), ("n", "enter", "c", "slash", "question_mark", "ctrl+p")),
+    "compare": (lambda: compare_app(sample()), ("n", "enter", "slash", "question_mark", "ctrl+p")),
 }
 
 

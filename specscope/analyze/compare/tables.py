@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rich.console import Console
 from rich.text import Text
@@ -13,7 +12,6 @@ from specscope.analyze.compare.align import PairedBy
 from specscope.analyze.compare.bootstrap import Estimate
 from specscope.analyze.compare.config import NOT_KNOWN
 from specscope.analyze.compare.failif import FailCondition
-from specscope.analyze.compare.figures import LABEL
 from specscope.analyze.compare.parting import Decision, Half, Parting
 from specscope.analyze.compare.result import Comparison, Pair, Sameness, accused
 from specscope.analyze.table import NONE, Table, count, number, one_line, percent
@@ -25,7 +23,6 @@ from specscope.trace.record.vocabulary import printable
 PARTINGS_SHOWN = 20
 DETAILED = 3  # partings whose decisions are shown
 GROUPS_SHOWN = 40
-CHANGED = 8  # requests, labels and depths that changed most
 STYLES = {Sameness.SAME: "bold green", Sameness.DIFFERENT: "bold red"}
 UNEXPLAINED = " !: neither seed, text, rounding nor configuration explains it."
 VALUE_SHOWN = 2000  # characters of a value of the configuration: a tree is whole, a schema may be cut
@@ -51,7 +48,6 @@ def tables(comparison: Comparison) -> list[Table]:
         *details(comparison),
         contexts(comparison),
         figures(comparison),
-        changes(comparison),
         groups(comparison),
         conditions(comparison.conditions),
     ]
@@ -192,40 +188,15 @@ def figures(comparison: Comparison) -> Table:
     return _estimates("Figures", "figure", [_estimate(figure) for figure in comparison.figures], note)
 
 
-def _estimates(title: str, first: str, rows: Sequence[tuple[str, ...]], note: str, *last: str) -> Table:
-    columns = (first, "A", "B", "B − A", "95 %", *(last or ("smallest visible change", "n")), "")
+def _estimates(title: str, first: str, rows: Sequence[tuple[str, ...]], note: str) -> Table:
+    columns = (first, "A", "B", "B − A", "95 %", "smallest visible change", "n", "")
     return Table(title, columns, rows, note if rows else "", frozenset([""]))
 
 
-def _estimate(figure: Estimate, digits: int = 3) -> tuple[str, ...]:
-    values = figure.text(figure.a, digits), figure.text(figure.b, digits), figure.points(figure.difference, digits, "+")
+def _estimate(figure: Estimate) -> tuple[str, ...]:
+    values = figure.text(figure.a), figure.text(figure.b), figure.points(figure.difference, sign="+")
     seen = figure.points(figure.visible), count(figure.clusters)
-    return figure.name, *values, figure.interval(digits), *seen, "*" if figure.significant else ""
-
-
-def changes(comparison: Comparison) -> Table:
-    """The requests, labels and depths that changed most: the largest changes of each kind first."""
-    requests = [
-        Estimate(f"request {pair.id_a}", a, b, b - a, weight=pair.drafts)
-        for pair in comparison.pairs
-        for a, b in [pair.tau]
-        if a is not None and b is not None
-    ]
-    labels = [each for title, each in comparison.grouped if title.startswith(LABEL)]
-    depths = [replace(each, name=each.name.removesuffix(" rate")) for each in comparison.depths]
-    rows = []
-    for kind in (requests, labels, depths):
-        changed = sorted((each for each in kind if each.difference), key=lambda each: -abs(each.difference or 0.0))
-        for each in changed[:CHANGED]:
-            name, *values, _, _, star = _estimate(each, 2)
-            drafts = " / ".join(dict.fromkeys(count(int(n)) for n in each.weight))
-            rows.append((one_line(name, MOST_SHOWN), *values, drafts, star))
-    note = (
-        "Requests and labels by acceptance length in tokens per draft, depths by the accepted share of drafts that "
-        "reached them; largest change first. drafts: of A / of B. A single request has no interval. *: as in the "
-        "tables of figures and groups."
-    )
-    return _estimates("What changed most", "what changed most", rows, note, "drafts")
+    return figure.name, *values, figure.interval(), *seen, "*" if figure.significant else ""
 
 
 def groups(comparison: Comparison) -> Table:

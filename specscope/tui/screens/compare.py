@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
 from typing import ClassVar
 
@@ -15,13 +13,13 @@ from textual.containers import Container
 from specscope.analyze.compare.parting import PartingCause
 from specscope.analyze.compare.result import Comparison, Pair
 from specscope.analyze.compare.side import Side
-from specscope.analyze.compare.tables import changes, configuration
-from specscope.tui.keys import ALONE, COLOURS, MARKS, Key, bound, foot, of_app
+from specscope.analyze.compare.tables import configuration
+from specscope.tui.keys import ALONE, COLOURS, MARKS, Key, bound, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.beside import Beside, BesideScreen
 from specscope.tui.screens.help import NODE, Part, Row, keys_of, two_columns
-from specscope.tui.screens.over import Over, close
-from specscope.tui.text import NOTHING, Ink, Line, clean, cut, cut_apart, figure, folded, left, right
+from specscope.tui.screens.over import Over
+from specscope.tui.text import NOTHING, Ink, Line, clean, cut, cut_apart, figure, folded, left
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import ListColumn, PickPanel
 
@@ -52,11 +50,6 @@ class Compared:
     comparison: Comparison
     a: Side
     b: Side
-
-    @cached_property
-    def changed(self) -> Sequence[tuple[str, ...]]:
-        """What changed most: what, A, B, B - A, interval, drafts, * or ""."""
-        return tuple(changes(self.comparison).rows)
 
     def beside(self, pair: Pair) -> Beside:
         requests = self.a.requests[pair.a], self.b.requests[pair.b]
@@ -132,52 +125,6 @@ class ConfigurationPanel(ComparedPanel):
         return Sheet(lines, title)
 
 
-class ChangedPanel(ComparedPanel):
-    """The requests, labels and depths that changed most."""
-
-    HEAD: ClassVar[tuple[str, ...]] = ("", "A", "B", "B − A", "95 %", "drafts", "")
-
-    def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """One line per row. In a narrow panel names shrink first; then columns go, the least important first."""
-        rows = self._compared.changed
-        title: Line = [("What changed most", "strong"), (f"  {len(rows)}", "dim")]
-        if not rows:
-            return Sheet([[("nothing changed", "faint")]], title)
-        table = [self.HEAD, *rows]
-        wide = [max(len(clean(row[column])) for row in table) for column in range(len(self.HEAD))]
-        shown, room = [], width - min(wide[0], SHORTEST)
-        for column in (3, 6, 1, 2, 4, 5):  # what matters most comes first
-            room -= wide[column] + 2
-            if room < 0:
-                break
-            shown.append(column)
-        name = min(wide[0], width - sum(wide[column] + 2 for column in shown))
-        lines: list[Line] = []
-        for number, row in enumerate(table):
-            ink: Ink = "faint" if not number else "text"
-            moved: Ink = "faint" if not number else "rejected" if row[3].startswith("-") else "accepted"
-            line: list[tuple[str, Ink]] = [(left(clean(row[0]), name), ink)]
-            for column in sorted(shown):
-                line += [("  ", "dim"), (right(row[column], wide[column]), moved if column == 3 else ink)]
-            lines.append(line)
-        return Sheet(lines, title, head=1)
-
-
-class ChangedScreen(Over):
-    """What changed most, over the whole screen."""
-
-    FIRST = ChangedPanel
-    KEYS = (close(0, "escape,q,c"), *foot(help=1), *of_app("next_theme"))
-    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
-
-    def __init__(self, look: Look, compared: Compared) -> None:
-        super().__init__(look)
-        self._compared = compared
-
-    def parts(self) -> ComposeResult:
-        yield ChangedPanel(self._compared, "all-changed")
-
-
 class PairsPanel(PickPanel):
     """One line per pair; the picked one is highlighted."""
 
@@ -245,12 +192,9 @@ class CompareScreen(Over, inherit_bindings=False):
     SCOPED_CSS = False  # the classes of size are on the screen itself
     DEFAULT_CSS = """
     #of-compare { height: 1fr; layout: grid; grid-size: 1; grid-rows: 8 5 1fr; }
-    #changed { display: none; }
-    .-tall #changed { display: block; }
-    .-tall #of-compare { grid-rows: 8 7 8 1fr; }
+    .-tall #of-compare { grid-rows: 8 7 1fr; }
     .-wide #of-compare { grid-size: 2; grid-columns: 1fr 1fr; grid-rows: 11 1fr; }
-    .-wide.-tall #of-compare { grid-rows: 11 9 1fr; }
-    .-wide #pairs, .-wide #changed { column-span: 2; }
+    .-wide #pairs { column-span: 2; }
     """
     FIRST = PairsPanel
     KEYS = (
@@ -258,7 +202,6 @@ class CompareScreen(Over, inherit_bindings=False):
         Key("enter", "screen.go", "Open", "⏎", "open", 0, help="open the pair where its outputs part"),
         Key("n", "screen.next(1)", "Next parting", "n", "next parting", 1, help="next pair that parts"),
         Key("N,upper_n", "screen.next(-1)", "Previous parting", "N", "previous", 5, help="previous pair that parts"),
-        Key("c", "screen.changed", "What changed most", "c", "changed most", 4),
         *foot(filter=2, sort=3, reverse=6, theme=7, help=4, quit=8),
     )
     BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
@@ -268,11 +211,9 @@ class CompareScreen(Over, inherit_bindings=False):
         self._compared = compared
 
     def parts(self) -> ComposeResult:
-        """Four panels; what changed most is among them where there is room, and under its key always."""
         with Container(id="of-compare"):
             yield VerdictPanel(self._compared, "verdict")
             yield ConfigurationPanel(self._compared, "configuration")
-            yield ChangedPanel(self._compared, "changed")
             yield PairsPanel(self._compared.comparison, "pairs")
 
     def action_next(self, way: int) -> Beside | None:
@@ -288,9 +229,6 @@ class CompareScreen(Over, inherit_bindings=False):
             later, first = ("later", "first") if way > 0 else ("earlier", "last")
             self.notify(f"no {later} pair parts: wrapped around to the {first}")
         return self._compared.beside(panel.item)
-
-    def action_changed(self) -> None:
-        self.app.push_screen(ChangedScreen(self.last, self._compared))
 
     def action_go(self) -> None:
         """Open the picked pair; there, its neighbours are picked here."""
