@@ -221,7 +221,8 @@ def _raw(c: Columns, node: Indices, final_row: Indices, token: Indices) -> Doubl
     return raw
 
 
-TIES = 8  # tokens that may share a probability at top-p's border
+TIES = 8  # tokens that may share a probability at top-p's border; in 16 bits, where logits lie on a grid, as many more
+GRID = 0.5  # as this share of those before them: a step of the grid, 0.125 or 0.25, holds as much of a tail
 FAINT = 1e-30  # raw probabilities below it have lost their digits
 
 
@@ -267,8 +268,9 @@ def cuts(c: Columns) -> Iterator[Finding]:
     asked = (top_p < 1) & (c.parameter("temperature") == 1) & ~_shaped(c)
     asked &= ~c.asked(lambda params: params.limited or params.top_k > 0 or params.min_p > 0)[c.step]
     kept = e.at(_raw_choice(c) / e.choice_p)
+    ties = TIES + (0 if c.run is not None and c.run.dtype == "float32" else GRID) * e.rank
     yield check("top-p", "the tokens with a probability are the fewest that reach top_p, at any depth").of(
-        (kept < top_p - 1e-3) | ((c.p > 0) & (kept - TIES * e.raw_p > top_p + 1e-3)),
+        (kept < top_p - 1e-3) | ((c.p > 0) & (kept - ties * e.raw_p > top_p + 1e-3)),
         asked & judged & np.isfinite(kept),
         lambda i: (
             f"the tokens kept have {kept[i]:.6g} of the raw mass, with top_p {top_p[i]}, {at(i)}; "

@@ -6,9 +6,10 @@ import pytest
 
 from specscope.analyze.findings import CheckResult
 from specscope.speculate.sampling import LogitRows
+from specscope.trace.record.tree import ROOT
 from tests.analyze.judges.edits import under
 from tests.analyze.verify.conftest import run
-from tests.analyze.verify.edits import check, failed, passed
+from tests.analyze.verify.edits import check, edited, failed, of, passed, put
 
 SAMPLED = {
     "top-k": {"temperature": 1.3, "top_k": 20},
@@ -34,6 +35,27 @@ def test_each_rule_is_seen_and_passes(engines, name, engine):
     found = check(under(history, **OTHER[name]), name)
     assert found.result is CheckResult.FAILED
     assert "at depth" in found.detail
+
+
+def test_tokens_that_tie_at_a_border_of_top_p_are_all_kept(engines):
+    """In 16 bits logits lie on a grid, and many share the last place of a long tail: more mass than top_p is kept."""
+    history = run(engines["draft tree"], temperature=1.0, top_p=0.7)
+    kept = of(
+        lambda part: part.parents is not None and part.verdict.p[0] > 0 and part.tree.parent[0] == ROOT,
+        parents__rank=lambda part: put(part.parents.rank, 0, 180),
+        parents__raw_p=lambda part: put(part.parents.raw_p, 0, 1e-4),
+        parents__choice_p=lambda part: part.parents.choice_p * _kept(part) / 0.7025,
+    )
+    assert "top-p" in failed(edited(history, kept))
+    history.run = dataclasses.replace(history.run, dtype="bfloat16")
+    assert "top-p" not in failed(edited(history, kept))
+    assert check(under(history, top_p=0.2), "top-p").result is CheckResult.FAILED
+
+
+def _kept(part):
+    """The raw mass that the first parent's top-p kept."""
+    notes = part.parents
+    return notes.top_p[0][notes.top[0] == notes.choice[0]].sum() / notes.choice_p[0]
 
 
 @pytest.mark.parametrize("said", [1.0, 2.0])

@@ -6,6 +6,7 @@ top-p.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -204,19 +205,21 @@ class Rules:
         row = (shaped - shaped.max()) / params.temperature
         share = min(off / 4, 0.5)  # what p can be off by
 
-        def moved(by: float) -> SamplingParams:
-            """Cuts that take in more, or less where it is below 0."""
-            min_p = params.min_p / (1 + by) if by > 0 else min(params.min_p * (1 - by), 0.999999)
-            top_p = max(1e-9, min(1.0, params.top_p + by)) if params.top_p < 1 else 1.0
-            return replace(params, top_p=top_p, min_p=min_p)
+        def moved(side: int) -> SamplingParams:
+            """Cuts that take in more (1), or less (-1)."""
+            top_p = max(1e-9, min(1.0, params.top_p + side * share)) if params.top_p < 1 else 1.0
+            return replace(params, top_p=top_p, min_p=min(params.min_p * math.exp(-side * off), 0.999999))
 
-        low, high = torch.ones_like(row), torch.zeros_like(row)
-        for rules, border in ((moved(share), -off), (params, 0.0), (moved(-share), off)):
-            logits_left = _truncated(row[None], rules)[0]
-            last = logits_left[logits_left > -torch.inf].min() + border
-            inside = (row >= last) | (row == row.max())
-            p = torch.where(inside, row, -torch.inf).softmax(-1)
-            low, high = torch.minimum(low, p), torch.maximum(high, p)
+        def left(rules: SamplingParams) -> Tensor:
+            return _truncated(row[None], rules)[0] > -torch.inf
+
+        # Each token of the widest set may be in while any of those that are not surely in are out: they swap places
+        widest = row >= row[left(moved(1))].min() - off
+        surely = row >= torch.where(left(moved(-1)), -torch.inf, row).max() + off
+        mass = row.exp()
+        sure = torch.where(surely, mass, 0.0).sum()
+        low = torch.where(surely, mass / torch.where(widest, mass, 0.0).sum(), 0.0)
+        high = torch.where(widest, mass / (sure + torch.where(surely, 0.0, mass)), 0.0)
         return low, high
 
 
