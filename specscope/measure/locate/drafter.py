@@ -23,10 +23,22 @@ from specscope.analyze.locate.model.reference import (
     ModelReference,
     ReferencePass,
     decoder_layers,
+    inside,
 )
 from specscope.errors import UserError
 from specscope.measure.locate.pairs import LAYER, Allowances, HeldPair
-from specscope.measure.locate.watch import FedPart, Feeds, LayerCall, ModelSide, ModelWatch, Seen, Texts, hooks, kept
+from specscope.measure.locate.watch import (
+    FedPart,
+    Feeds,
+    LayerCall,
+    ModelSide,
+    ModelWatch,
+    Seen,
+    Texts,
+    call_of,
+    hooks,
+    kept,
+)
 from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.eagle_head import EagleHead, in_halves
@@ -37,6 +49,7 @@ from specscope.trace.record.tree import ROOT
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.model.head import Head
+    from specscope.analyze.audit.model.mtp import Modules
     from specscope.analyze.audit.options import ModelSource
     from specscope.measure.locate.drive import Drive, WalkPlan
 
@@ -100,6 +113,7 @@ class TrueFeatures:
 
 
 STEEP = 32.0  # nats between scores, from which on rounding grows with them
+PARTS = ("enorm", "hnorm", "eh_proj", "post_norm")
 ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
 
 
@@ -120,15 +134,15 @@ class HeadSide:
         self._slack: dict[str, float] = {}  # by how much more rounding moves a pass, or one that fed it
         self._fed = torch.empty(0)  # the features that were combined last
         self._combined: dict[str, Tensor] = {}  # what combining them gave, by operation
-        ours: Any = runner.head
+        ours = getattr(runner, "head", None)  # a target's modules have no features to combine
         self.order = in_halves(ours.config) if isinstance(ours, EagleHead) else None  # of channels, as published
 
     @property
     def combines(self) -> dict[str, nn.Module]:
         """What combines features, as the runner has it now."""
-        head = self.runner.head
+        head = getattr(self.runner, "head", None)
         norms = {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(head, "fc_norm", ()))}
-        return {"input_norm": head.input_norm, **norms} if hasattr(head, "input_norm") else norms
+        return {"input_norm": head.input_norm, **norms} if head is not None and hasattr(head, "input_norm") else norms
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -238,6 +252,37 @@ class BlockSide(HeadSide):
         return logits, Seen(dict(zip(self.layers, calls, strict=True)), tensors)
 
 
+class ModulesSide(HeadSide):
+    """A single module, iterated, and its reference over what the target's own layers gave."""
+
+    def __init__(self, runner: Any, feeds: Feeds, head: Modules, texts: Texts, features: TrueFeatures) -> None:  # noqa: ANN401
+        """Raises UserError where each depth has its module: their passes go over the same slots."""
+        drafter: Any = feeds.drafter
+        if not drafter.iterates:
+            why = "a pass goes over the slots of the module before, and only one module that is iterated is walked"
+            raise UserError(f"{runner.modules} next-token modules draft a depth each: {why}; audit judges them all")
+        head.inside = lambda layer, put, rows: inside(layer, put, lambda: rows)
+        super().__init__(runner, feeds, head, texts, features)
+
+    def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
+        """A pass, and what was seen of it."""
+        module, calls, made = self.runner.loaded.model.layers[0], dict[str, LayerCall](), dict[str, Tensor]()
+        parts: dict[str, nn.Module] = {"embedding": self.runner.loaded.model.embed_tokens}
+        parts |= {name: getattr(module, name) for name in PARTS}
+
+        def keep(name: str, given: tuple[Any, ...], out: Tensor) -> None:
+            made[f"{name}:in"], made[name] = given[0][0].clone(), out[0].clone()
+
+        with hooks() as put:
+            for name, part in parts.items():
+                put(part, lambda _, given, named, out, name=name: keep(name, given, out))
+            put(module.mtp_block, lambda *call: calls.update({"layers.0": call_of(0, *call)}))
+            out = forward(segments, hidden)
+        tensors = {name: ("given", x) for name, x in made.items()}
+        tensors |= {"fed back": ("given", hidden), "lm_head": ("wanted", out[0])}
+        return out, Seen(calls, tensors)
+
+
 @contextmanager
 def spied(layers: Sequence[FusedLayer]) -> Iterator[list[LayerCall]]:
     """The calls of these layers meanwhile."""
@@ -262,7 +307,7 @@ def steepness(right: ReferencePass) -> float:
     return max(1.0, spread / STEEP)
 
 
-SIDES: Mapping[str, Any] = {"eagle": HeadSide, "dflash": BlockSide}
+SIDES: Mapping[str, Any] = {"eagle": HeadSide, "dflash": BlockSide, "mtp": ModulesSide}
 TIE = 1e-3  # nats: tokens that lie closer may take each other's place
 
 
@@ -338,8 +383,6 @@ def drafter_watch(
     feeds = Feeds(drafter)
     side: HeadSide | ModelSide
     if isinstance(drafter, HeadDrafter):
-        if draft.kind not in SIDES:
-            raise UserError("a target's own next-token modules are not walked: audit judges them")
         head = head_of(draft, target.causal.model)
         if head.by_pairs and head.mask_token is not None:
             raise UserError("a head that drafts all depths in one pass is not walked: audit judges it")

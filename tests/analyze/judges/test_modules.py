@@ -45,15 +45,34 @@ def test_the_other_verbs_work(run):
     assert "drafter mtp is in its target" in error
 
 
-def test_modules_are_judged_and_not_walked(tmp_path):
-    """And the target all the same."""
-    fault = FAULTS["modules in another order"]
+def located(name, folder, stages=(Stage.DRAFTER,)):
+    """What a walk over a fault's run finds."""
+    fault = FAULTS[name]
     setting = dataclasses.replace(SETTINGS[fault.setting], requests=3, tokens=30)
-    made = history(record(setting, tmp_path / "run.jsonl", fault))
+    made = history(record(setting, folder / "run.jsonl", fault))
     options = audit_options(made, str(setting.target), None, None)
     with in_every_engine(fault.install):
         session = JudgedCase(Case(made, judge(made, source="run")), NOTHING, options)
-        found = locate(session, stages=(Stage.TARGET, Stage.DRAFTER))
+        return locate(session, stages=stages)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("no norm of the state", "hnorm"),
+        ("state before embedding", "eh_proj"),
+        ("modules' nodes one further", "positions"),
+    ],
+)
+def test_a_fault_is_located_at_its_operation(name, place, tmp_path):
+    (found,) = located(name, tmp_path).located
+    assert found.operation.name == place
+
+
+def test_several_modules_are_judged_and_not_walked(tmp_path):
+    """And the target all the same."""
+    found = located("modules in another order", tmp_path, (Stage.TARGET, Stage.DRAFTER))
     assert not found.located
-    assert found.left_out == ("drafter: a target's own next-token modules are not walked: audit judges them",)
+    (why,) = found.left_out
+    assert why.startswith("drafter: 2 next-token modules draft a depth each: ")
     assert any(line.startswith("the target: ") for line in found.ruled_out)

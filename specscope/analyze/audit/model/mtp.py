@@ -1,22 +1,24 @@
 """A target's next-token modules (MTP) in plain torch: their logits along a text's true states.
 
-What joins a token to a state is written anew, from DeepSeek-V3 (2024), section 2.2; the decoder layers are
-transformers' own, over dense keys and values. At slot t module k takes the token at t + 1 + k and what module k - 1
-made of slot t, at first the target's state after its last norm.
+What joins a token to a state is written anew, from DeepSeek-V3 (2024), section 2.2: norms, their order side by side,
+the projection, and which token and state each module takes. The decoder layers are transformers' own, over dense
+keys and values. At slot t module k takes the token at t + 1 + k and what module k - 1 made of slot t, at first the
+target's state after its last norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts
-from specscope.analyze.audit.model.head import CHUNK, KV, STEPS, Head, depth_of, pairs_of, slot_of
+from specscope.analyze.audit.model.head import CHUNK, KV, STEPS, Head, Tap, depth_of, pairs_of, slot_of
 from specscope.analyze.audit.options import ModelSource
 from specscope.errors import UserError, first_line
 from specscope.trace.record.tree import ROOT
@@ -30,6 +32,8 @@ class Modules(Head):
     def __init__(self, source: ModelSource, target: Any) -> None:  # noqa: ANN401
         """`source`: the target's; `target`: it, as transformers loads it. Raises UserError."""
         self.tap, self.layers, self.mask_token = None, ("final",), None
+        # Puts hooks on a decoder layer, for a pass of so many rows, that tell of its operations; gives their handles
+        self.inside: Callable[[nn.Module, Tap, int], list[Any]] = lambda *_: []
         self.of_target = self.embedding = target.get_input_embeddings().weight
         self.output = target.get_output_embeddings().weight
         self.vocab = len(self.output)
@@ -95,10 +99,18 @@ class Modules(Head):
         mask = torch.zeros(seen.shape, dtype=x.dtype).masked_fill_(~seen, torch.finfo(x.dtype).min)[None, None]
         turned = self.turn(x, position_ids=places, **kinds)
         given: dict[str, Any] = {"attention_mask": mask, "position_ids": places, "past_key_values": grown}
-        made = block(x, position_embeddings=turned, **given)[0]
+        handles = [] if self.tap is None else self.inside(block, partial(self._within, self.names[module]), len(x[0]))
+        try:
+            made = self._tapped(self.names[module], block(x, position_embeddings=turned, **given)[0])
+        finally:
+            for handle in handles:
+                handle.remove()
         after = list(before)
         after[module] = (*grown.kv, known)
         return self._norm("post_norm", made), after
+
+    def _within(self, layer: str, name: str, x: Tensor) -> None:
+        self._tapped(f"{layer}.{name}", x)
 
     def places(self, positions: Tensor, module: int) -> Tensor:
         """The positions of the tokens that a module takes at these slots."""
@@ -119,8 +131,10 @@ class Modules(Head):
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> Iterator[tuple[list[Ask], Tensor]]:
-        """The logits at the parents asked for, as of a head; where each depth has its module, of that one's. The first
-        was iterated where no step says that another drafted."""
+        """The logits at the parents asked for, as of a head; where each depth has its module, of that one's.
+
+        The first module was iterated where no step says that another drafted.
+        """
         drafted = (step.part.method.module.any() for step in contexts.steps if step.part.method is not None)
         if len(self.names) == 1 or not any(drafted):
             yield from super().rows(contexts, features, asked)
