@@ -53,7 +53,7 @@ def test_the_bytes_are_those_that_a_receiver_gets(recorded, level):
             for record in records:
                 sink(record)
             sink.close()
-        assert (wire.spans, wire.bytes) == (sum(export.count for export in taken), receiver.bytes)
+        assert (wire.spans, wire.bytes) == (sum(export.spans for export in taken), receiver.bytes)
 
 
 @pytest.mark.parametrize("level", list(SpanLevel)[1:])
