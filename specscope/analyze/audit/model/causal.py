@@ -44,8 +44,8 @@ class Causal:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        how = {"dtype": getattr(torch, dtype), "trust_remote_code": False, **source.arguments}
-        read = partial(AutoModelForCausalLM.from_pretrained, source.path, **how)
+        how = {"dtype": getattr(torch, dtype), **source.arguments}
+        read = partial(AutoModelForCausalLM.from_pretrained, source.path, trust_remote_code=False, **how)
         try:
             try:
                 model: Any = read(attn_implementation="sdpa")
