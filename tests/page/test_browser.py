@@ -114,6 +114,7 @@ def test_by_keyboard_to_a_rejection_and_a_link_to_it(pages, tab, browser):
 def test_escape_leaves_the_filter_and_all_requests(pages, tab):
     page = tab(f"{pages['sampled']}#r0@3")
     page.keyboard.press("/")
+    page.wait_for_function("document.activeElement.id === 'filter'")
     page.keyboard.type("zebra")
     page.wait_for_selector("text=no request fits the filter")
     page.keyboard.press("Escape")
