@@ -25,7 +25,7 @@ from specscope.analyze.significance import tail_of_binomial
 from specscope.analyze.verify.chance import drafted
 from specscope.analyze.verify.coin_keys import BEFORE, CoinsOf
 from specscope.analyze.verify.drafts import most_cached
-from specscope.analyze.verify.parents import q_bounds
+from specscope.analyze.verify.parents import NATS, q_bounds
 from specscope.analyze.verify.trial import Case, Step
 from specscope.plans.plan import StaticPlan
 from specscope.trace.history.wording import plural
@@ -396,10 +396,24 @@ def other_draws(case: Case, check: Finding) -> list[Suspect]:
     always = likeliest.hits == likeliest.count
     if (c.sibling > 0).any() and not always:  # siblings that are sorted, pruned or swapped are another matter
         return []
+    if not always and draws.bias < 0 and (more := _drawn_within_top_k(c)):
+        return [replace(said(check, Cause.Q_TEMPERATURE, Proof.CONDITION, more), chance=check.p_value)]
     if draws.takes_likeliest:
         proof = Proof.ROWS if always else Proof.SUM
         return [Suspect(Cause.Q_NOT_DRAWN, proof, (likeliest.words,), check.example, chance=likeliest.p_value)]
     return [replace(said(check, Cause.Q_TEMPERATURE, Proof.SUM), chance=check.p_value)]
+
+
+def _drawn_within_top_k(c: Columns) -> str:
+    """Where q has more tokens than top-k leaves, and none of them is drafted, that in a line; else ""."""
+    e, top_k = c.parents, np.array([params.top_k for params in c.params], np.int64)
+    tested = (e.q_entropy > 0) & (top_k[e.step] > 0)
+    # No k tokens have a larger entropy than log k
+    wide = int((tested & (e.q_entropy > np.log(np.maximum(top_k[e.step], 1)) + NATS)).sum())
+    beyond = (e.q_rank > top_k[c.step]) & (top_k[c.step] > 0)
+    if wide <= 0.1 * tested.sum() or beyond.any():
+        return ""
+    return f"q has more tokens than top-k leaves at {wide:,} of {plural(int(tested.sum()), 'parent')}; none is drafted"
 
 
 def _within(c: Columns, nodes: Indices, temperature: float) -> Bools:
