@@ -17,7 +17,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (10188, 9300),
     "remote": (1700, 1700),
     "watch": (1850, 1850),
-    "analyze": (19105, 15700),
+    "analyze": (19119, 15700),
     "measure": (4059, 3300),
     "engine": (2716, 2350),
     "plans": (970, 850),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (716, 320),
     "bench, train": (0, 0),
     "top level": (887, 600),
-    "all": (72448, 64500),
+    "all": (72462, 64500),
     "benchmarks": (3306, 3300),
 }
 TESTS_BUDGET = 40_500
