@@ -77,8 +77,10 @@ class Contexts:
 
     def context(self, row: int) -> list[int]:
         """All tokens up to and including that row."""
-        branch = row - len(self.text)
-        return self.text[: row + 1] if branch < 0 else [*self.context(self.parent[branch]), self.token[branch]]
+        path = list[int]()
+        while (branch := row - len(self.text)) >= 0:
+            path, row = [self.token[branch], *path], self.parent[branch]
+        return [*self.text[: row + 1], *path]
 
     def output(self, row: int) -> list[int]:
         """What penalties count as output there."""

@@ -217,10 +217,8 @@ class Rules:
         widest = row >= row[left(moved(1))].min() - off
         surely = row >= torch.where(left(moved(-1)), -torch.inf, row).max() + off
         mass = row.exp()
-        sure = torch.where(surely, mass, 0.0).sum()
-        low = torch.where(surely, mass / torch.where(widest, mass, 0.0).sum(), 0.0)
-        high = torch.where(widest, mass / (sure + torch.where(surely, 0.0, mass)), 0.0)
-        return low, high
+        low = torch.where(surely, mass / mass[widest].sum(), 0.0)
+        return low, torch.where(widest, mass / (mass[surely].sum() + torch.where(surely, 0.0, mass)), 0.0)
 
 
 def _truncated(rows: Tensor, params: SamplingParams) -> Tensor:
