@@ -82,8 +82,7 @@ class Peer:
     def __init__(self, config: EngineConfig) -> None:
         from transformers import AutoModelForCausalLM
 
-        from specscope.model.device import pick_device, pick_dtype
-        from specscope.model.loader import find_model, load_tokenizer
+        from specscope.model.loader import find_model, load_tokenizer, pick_device, pick_dtype
 
         source, extra, _ = find_model(config.target, lambda _: None)
         device = pick_device(config.device)

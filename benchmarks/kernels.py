@@ -13,13 +13,12 @@ from torch.nn import functional
 
 from benchmarks.paired import write_figures
 from specscope.errors import UserError
-from specscope.kernels import tree_attention, tree_verify
-from specscope.kernels.flat_trees import NOBODY, REJECTED, WITHOUT_REPLACEMENT, FlatTrees, Tree
-from specscope.kernels.tree_batch import LayerShape, Part, TreeBatch
+from specscope.kernels import tree_attention, tree_batch, tree_verify
+from specscope.kernels.tree_batch import NOBODY, FlatTrees, LayerShape, Part, Tree, TreeBatch
 from specscope.measure.device import copy_bandwidth, device_info, seconds
 from specscope.terminal import text_console
 
-BLOCK = 16
+BLOCK, REJECTED, WITHOUT_REPLACEMENT = 16, tree_batch.REJECTED, tree_batch.WITHOUT_REPLACEMENT
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from specscope.engine.engine import Engine
 from specscope.errors import UserError
 from specscope.measure.prompts import unseen_prompts
 from specscope.measure.step_costs import machine_info
-from specscope.model.bundled import bundled_model
+from specscope.model.places import bundled_model
 from specscope.terminal import text_console
 from specscope.trace.record.params import SamplingParams
 

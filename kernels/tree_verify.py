@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specscope.kernels.flat_trees import TreeTensors, Verdicts
 from specscope.kernels.launch import Launch
+from specscope.kernels.tree_batch import TreeTensors, Verdicts
 
 SLACK: tl.constexpr = tl.constexpr(1e-12)  # of a sum of float64: so near to an end is at it
 BLOCK = 4096  # tokens of the vocabulary that a program looks at together

@@ -12,8 +12,7 @@ from specscope.cli.debug import over_capture
 from specscope.cli.options import checked_endpoint
 from specscope.debug.breakpoints import EventKind, types_of
 from specscope.engine.config import EngineConfig
-from specscope.engine.prompt_rows import parse_row
-from specscope.engine.prompts import read_prompts
+from specscope.engine.prompts import parse_row, read_prompts
 from specscope.errors import UserError
 from specscope.plans.plan import parse_plan
 from specscope.remote.attached import checked_address

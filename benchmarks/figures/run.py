@@ -32,7 +32,7 @@ from benchmarks.replay import lengthen
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.measure.prompts import unseen_prompts
-from specscope.model.bundled import bundled_model
+from specscope.model.places import bundled_model
 from specscope.terminal import text_console
 from specscope.trace.wire.reading import read_capture
 

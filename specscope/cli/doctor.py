@@ -20,7 +20,7 @@ from specscope.cli.streams import show
 from specscope.engine.config import DEFAULT_HEAD
 from specscope.envelope import envelope
 from specscope.errors import UserError
-from specscope.plans.heads import is_head
+from specscope.plans.kinds import is_head
 
 
 @verb()
@@ -150,7 +150,7 @@ def _fast_paths() -> Iterator[Examined]:
 
 
 def _model() -> Examined:
-    from specscope.model.bundled import NAME, REMEDY, converted_folder, find_gguf
+    from specscope.model.places import NAME, REMEDY, converted_folder, find_gguf
 
     if (converted_folder() / "config.json").exists():
         return Examined("default model", True, f"{NAME}, converted, in {converted_folder()}")

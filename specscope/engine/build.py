@@ -22,15 +22,13 @@ import specscope
 from specscope.engine import chat_template
 from specscope.engine.config import EngineConfig, models_given
 from specscope.errors import UserError, first_line
-from specscope.model.device import pick_device, pick_dtype
 from specscope.model.fast.linear import disabled
 from specscope.model.graphs import Capture, CudaCapture, Shape, powers, shapes
 from specscope.model.heads.dflash import DFlashRunner, load_dflash
-from specscope.model.heads.head_loader import load_head
-from specscope.model.heads.head_runner import HeadRunner
+from specscope.model.heads.head_runner import HeadRunner, load_head
 from specscope.model.heads.mtp import MtpRunner, load_mtp
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
-from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
+from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer, pick_device, pick_dtype
 from specscope.model.places import Backend, check_context, check_layers, pick_backend
 from specscope.model.runner import ModelRunner
 from specscope.plans.kinds import model_part

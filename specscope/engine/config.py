@@ -17,8 +17,7 @@ from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.model.places import config_of, on_disk
 from specscope.plans.dflash import longest_draft
-from specscope.plans.heads import head_kind, is_head, modules_in
-from specscope.plans.kinds import KINDS, RUN_HERE, lies_in_target, runs_head
+from specscope.plans.kinds import KINDS, RUN_HERE, head_kind, is_head, lies_in_target, modules_in, runs_head
 from specscope.plans.model_digest import model_digest, of_layers
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.speculate.named import NamedCode, is_named, name_of

@@ -19,9 +19,8 @@ from specscope.model.batch import Segment, pick
 from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import NO_DRAFT
-from specscope.speculate.verify.notes import form_notes
-from specscope.speculate.verify.notes import logprobs as raw_logprobs
-from specscope.speculate.verify.verifier import JudgedStep, Verifier
+from specscope.speculate.verify.verifier import JudgedStep, Verifier, form_notes
+from specscope.speculate.verify.verifier import logprobs as raw_logprobs
 from specscope.trace.record.records import PHASES, Phase, RequestStep, StepRecord, Verdict, followed_by
 
 NO_NODES = np.zeros(0, np.int32)

@@ -1,25 +1,346 @@
-"""The prompts of a command line, and of files that it names, as tokens of a model. No torch."""
+"""The prompts of a command line, and of files that it names, as tokens of a model. No torch.
+
+A file's layout is recognised from its content. JSON Lines, an array or documents over several lines may hold ShareGPT's
+conversations, rows of SPEED-Bench (`turns` or `messages`), Spec-Bench and MT-bench (`turns`, or a list as `prompt`),
+vLLM's custom layout (`prompt`, `output_tokens`), SpecForge's conversations (`role`, `content`), what SGLang dumps of
+its requests, or specscope's own. Of several turns only the first is asked, as the benches of vLLM and SGLang do. A
+table with a column `prompt` has a prompt a row. Anything else is plain text, a prompt a line.
+"""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import inspect
 import json
 import os
+import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from msgspec import Meta
 
 from specscope.engine import chat_template
-from specscope.engine.prompt_rows import Label, Messages, PromptText, Template, read_rows
 from specscope.errors import UserError, first_line
-from specscope.trace.checked import checked, decoded, short
+from specscope.trace.checked import Text, checked, checked_fields, decoded, short
+from specscope.trace.files import BROKEN, open_plain, read_lines, reason
 from specscope.trace.history.wording import plural
-from specscope.trace.kinds import ReadAs, kind_of, start_of
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.kinds import (
+    PROMPT_TABLE,
+    REQUEST_DUMP,
+    SHAREGPT,
+    FileKind,
+    ReadAs,
+    documents,
+    is_array,
+    kind_of,
+    looks_like_json,
+    start_of,
+)
+from specscope.trace.record.params import MOST_TOKENS, PARAM_NAMES, SamplingParams
 from specscope.trace.record.records import TEMPLATE
+
+Messages = Sequence[Mapping[str, str]]
+MOST_PROMPTS = 100_000
+LARGEST_ARRAY = 2**30  # bytes; ShareGPT_V3_unfiltered_cleaned_split.json has 0.7 * 2^30
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in rows of SPEED-Bench before its prepare.py has filled them
+CHARACTERS = 4  # to a token, roughly: there is no tokenizer here
+# What vLLM's bench takes of ShareGPT, in tokens (its datasets.py, is_valid_sequence)
+LEAST, MOST_PROMPT, MOST_TOTAL = 4, 1024, 2048
+RENAMED = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}  # SGLang's names
+ASKED = re.compile(r"(?:prompt|question|instruction|query)s?", re.IGNORECASE)  # a column of prompts
+CATEGORIES = ("category", "sub_category", "difficulty")  # of a data set's row, which become labels
+MESSAGES = 'a list of at most 10000 {"role": ..., "content": text}'
+
+PromptText = Annotated[
+    Text, Meta(min_length=1, title='"prompt"', description="text, not empty, of whole Unicode characters")
+]
+Turns = Annotated[list[PromptText], Meta(min_length=1, description="a list of texts, the first turn first")]
+OutputTokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="1 or more")]
+Label = Annotated[Text, Meta(max_length=10_000, description="at most 10000 characters long")]
+LabelName = Annotated[Text, Meta(max_length=200, description="a name of at most 200 characters")]
+Template = Annotated[
+    dict[str, Any], Meta(max_length=64, title=TEMPLATE, description='a JSON object, such as {"enable_thinking": false}')
+]
+
+
+class ChatTurn(msgspec.Struct):
+    """One turn of a chat; other keys are left out."""
+
+    role: Annotated[Text, Meta(min_length=1, max_length=100)]
+    content: Text
+
+
+class _Turn(msgspec.Struct):
+    value: Text
+
+
+Conversation = Annotated[
+    list[ChatTurn], Meta(min_length=1, max_length=10_000, title='"messages"', description=MESSAGES)
+]
+
+
+class PromptLine(msgspec.Struct):
+    """What a row of ours says besides sampling parameters (SamplingParams is their schema) and labels."""
+
+    prompt: PromptText = ""  # one of the two is given
+    messages: Conversation = []
+    chat_template_kwargs: Template = {}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request as a file has it."""
+
+    prompt: str | Messages  # text, or chat messages
+    given: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters of its own, by name
+    labels: Mapping[str, str] = field(default_factory=dict)
+    template: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs
+    line: int = 0
+
+
+def read_rows(path: str) -> tuple[list[Row], int]:
+    """The rows of a file, or of standard input for `-`, and how many conversations were left out.
+
+    Raises UserError, with the number of the line.
+    """
+    start = start_of(path)
+    kind = _of_prompts(kind_of(start), path)
+    if kind is REQUEST_DUMP and start[:1] == b"\x80":
+        lines: Iterator[tuple[int, Any]] = enumerate(dumped_requests(path), 1)
+    else:
+        lines = (_array if is_array(start.decode("utf-8", "replace")) else _lines)(path)
+    rows, left_out = list[Row](), 0
+    for number, value in lines:
+        try:
+            row = parse_row(value, talks=kind is SHAREGPT)
+        except UserError as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
+        if row is None:
+            left_out += 1
+        else:
+            rows.append(replace(row, line=number))
+        if len(rows) > MOST_PROMPTS:
+            raise UserError(f"{path} has more than {MOST_PROMPTS} prompts: split it")
+    if not rows:
+        why = f" ({left_out} conversations are too short or too long)" if left_out else ""
+        raise UserError(f"{path} has no prompts{why}")
+    return rows, left_out
+
+
+def _of_prompts(kind: FileKind | None, path: str) -> FileKind | None:
+    """The kind of a file, which holds prompts. Raises UserError."""
+    if kind is not None and kind.reader is not ReadAs.PROMPTS:
+        raise kind.refusal(path, "a file of prompts")
+    return kind
+
+
+def _lines(path: str) -> Iterator[tuple[int, str | bytes | dict[str, Any]]]:
+    """(number, value) of each line with text, or of each JSON document where the first line begins one."""
+    lines = ((number, line) for number, line in read_lines(path, "the prompts") if line.strip())
+    for first in lines:
+        every = chain([first], lines)
+        if _of_prompts(kind_of(first[1].encode()), path) is PROMPT_TABLE:  # a pipe cannot be looked at before
+            yield from _table(path, every)
+        elif looks_like_json(first[1]):
+            yield from documents(((number, line.encode() + b"\n") for number, line in every), path)
+        else:
+            yield from every
+
+
+def _table(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a table as values of ours: its other columns are sampling parameters or labels."""
+    number, header = next(lines)
+    delimiter = max(",;\t", key=header.count)
+    names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter))]
+    names[next(index for index, name in enumerate(names) if ASKED.fullmatch(name))] = "prompt"
+    rows = csv.reader((f"{line}\n" for _, line in lines), delimiter=delimiter)
+    for row in rows:
+        cells = {name: cell for name, cell in zip(names, row, strict=False) if name and (cell or name == "prompt")}
+        try:
+            yield number + rows.line_num, {n: decoded(c) if n in PARAM_NAMES else c for n, c in cells.items()}
+        except ValueError:
+            raise UserError(f"{path}, line {number + rows.line_num}: a parameter that is not a number") from None
+
+
+def _array(path: str) -> Iterator[tuple[int, str | bytes]]:
+    """The items of a file that is one JSON array, with their lines."""
+    try:
+        with open(path, "rb") as raw, open_plain(raw, path) as file:
+            data = file.read(LARGEST_ARRAY + 1).removeprefix(b"\xef\xbb\xbf")
+    except BROKEN as error:
+        raise UserError(f"cannot read the prompts {path}: {reason(error)}") from error
+    if len(data) > LARGEST_ARRAY:
+        raise UserError(f"{path} is larger than {LARGEST_ARRAY >> 20} MiB, the limit of a JSON array")
+    try:
+        items = decoded(data, list[msgspec.Raw])
+    except ValueError as error:
+        raise UserError(f"{path}, line {_broken_line(data, error)}: this is not JSON") from None
+    line, before = 1, 0
+    for item in items:
+        piece = bytes(item)
+        begin = data.index(piece, before)
+        line += data.count(b"\n", before, begin)
+        before = begin
+        yield line, decoded(piece) if piece.startswith(b'"') else piece
+
+
+def _broken_line(data: bytes, error: Exception) -> int:
+    """The line at which the parser gave up; the last one where the file is cut off."""
+    position = re.search(r"\(byte (\d+)\)", str(error))
+    return data.count(b"\n", 0, int(position[1]) if position else len(data.rstrip())) + 1
+
+
+def parse_row(value: str | bytes | Mapping[str, Any], *, talks: bool = False) -> Row | None:
+    """Text, or a JSON document; None for a conversation that vLLM's bench would leave out. Raises UserError.
+
+    `talks`: ShareGPT's data set, where rows without a conversation are such.
+    """
+    if isinstance(value, str):
+        return Row(checked(value, PromptText, "a line"))
+    try:
+        values = value if isinstance(value, Mapping) else decoded(value)
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"this is not JSON ({error.msg}, at column {error.colno})") from None
+    if not isinstance(values, dict):
+        raise UserError("this is not a JSON object")
+    if isinstance(asked := values.get("obj"), dict) and "sampling_params" in asked | values:
+        return _dumped(asked)
+    if isinstance(value, Mapping):
+        return _own(values)
+    said = values.get("conversations") or values.get("conversation")
+    if isinstance(said, list) and said and isinstance(said[0], dict) and "role" in said[0]:  # SpecForge's
+        return _first_turn(said, {})
+    asks = bool({"prompt", "messages"} & set(values))
+    if talks or ({"conversations", "conversation"} & set(values) and not asks):
+        return _conversation(said)
+    if "turns" in values or isinstance(values.get("prompt"), list):
+        key = "turns" if "turns" in values else "prompt"
+        return Row(_filled(checked(values[key], Turns, f'"{key}"')[0]), labels=_categories(values))
+    if "messages" in values and "question_id" in values:
+        return _first_turn(values["messages"], _categories(values))
+    if "prompt" in values and "output_tokens" in values:
+        tokens = checked(values["output_tokens"], OutputTokens, '"output_tokens"')
+        return Row(checked(values["prompt"], PromptText, '"prompt"'), {"max_tokens": tokens}, _categories(values))
+    if not asks and (kind := kind_of(value)) and kind.reader is not ReadAs.PROMPTS:
+        raise UserError(f"this is {kind.words}, not a prompt")
+    return _own(values)
+
+
+def _first_turn(messages: object, labels: Mapping[str, str]) -> Row:
+    """A chat, to what its user says first."""
+    chat = _said(checked(messages, Conversation, '"messages"'))
+    until = next((count for count, message in enumerate(chat, 1) if message["role"] == "user"), len(chat))
+    for message in chat[:until]:
+        _filled(message["content"])
+    return Row(chat[:until], labels=labels)
+
+
+def _said(chat: list[ChatTurn]) -> list[dict[str, str]]:
+    return [msgspec.to_builtins(message) for message in chat]
+
+
+def _dumped(asked: Mapping[str, Any]) -> Row:
+    """A request as SGLang dumps it, or logs it as JSON: its text, and what it was sampled with."""
+    if not isinstance(asked.get("text"), str):
+        raise UserError("this SGLang request has token ids and no text: its prompt is unknown")
+    params = asked.get("sampling_params")
+    named = {RENAMED.get(name, name): value for name, value in (params if isinstance(params, dict) else {}).items()}
+    given = {name: value for name, value in named.items() if name in PARAM_NAMES and value not in (None, -1, "", [])}
+    given |= {"stop": [given["stop"]]} if isinstance(given.get("stop"), str) else {}
+    SamplingParams.from_dict({**SamplingParams().to_dict(), **given})  # what is wrong is said with its line
+    return Row(checked(asked["text"], PromptText, '"text"'), given)
+
+
+class Opaque:
+    """Stands for every class in a pickle: none is imported, and nothing of it is run."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.state: object = args
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Of a mapping: left out."""
+
+    def append(self, value: object) -> None:
+        """Of a list: left out."""
+
+    extend = append
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type[Opaque]:
+        return Opaque
+
+
+def dumped_requests(path: str) -> Iterator[dict[str, Any]]:
+    """The requests in a file that SGLang dumped (its request dump, a crash dump), as JSON would have them."""
+    try:
+        with open(path, "rb") as raw, open_plain(raw, path) as file:
+            whole = _Plain(file).load()
+        items = [*(whole["requests"] if isinstance(whole, dict) and "requests" in whole else whole)]
+    except Exception as error:  # of a damaged pickle: anything
+        raise UserError(f"{path} is a dump of SGLang's requests that cannot be read ({first_line(error)})") from None
+    for item in items:
+        asked = item[0] if isinstance(item, tuple | list) and item else item
+        state = asked.state if isinstance(asked, Opaque) else asked
+        yield {"obj": state if isinstance(state, dict) else {}, "sampling_params": None}
+
+
+def _conversation(said: object) -> Row | None:
+    """ShareGPT: the first turn is the prompt. A conversation that vLLM's bench would leave out is None."""
+    try:
+        turns = msgspec.convert(said or [], list[_Turn])[:2]
+    except (ValueError, RecursionError):
+        raise UserError('no conversation: {"conversations": [{"value": text}]}') from None
+    if len(turns) < 2:
+        return None
+    asked, answered = (len(turn.value) // CHARACTERS for turn in turns)
+    fits = LEAST <= asked <= MOST_PROMPT and answered >= LEAST and asked + answered <= MOST_TOTAL
+    return Row(turns[0].value) if fits else None
+
+
+def _filled(prompt: str) -> str:
+    if PLACEHOLDER in prompt:
+        raise UserError("this row of SPEED-Bench is a placeholder: fill the file with SPEED-Bench's prepare.py")
+    return prompt
+
+
+def _categories(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: _label(key, values[key]) for key in CATEGORIES if isinstance(values.get(key), str) and values[key]}
+
+
+def _own(values: Mapping[str, Any]) -> Row:
+    """`prompt` or `messages`, sampling parameters by their names, anything else a label."""
+    given = {name: values[name] for name in PARAM_NAMES & set(values)}
+    rest = {name: value for name, value in values.items() if name not in given}
+    if ("prompt" in rest) == ("messages" in rest):
+        raise UserError('give either "prompt" or "messages"')
+    line = checked_fields(rest, PromptLine)
+    SamplingParams.from_dict({**SamplingParams().to_dict(), **given})  # what is wrong is said with its line
+    named = {key: value for key, value in rest.items() if key not in PromptLine.__struct_fields__}
+    if len(named) > 64:
+        raise UserError(f"a line may have 64 labels, not {len(named)}")
+    labels = {checked(key, LabelName, "a label"): _label(key, value) for key, value in named.items()}
+    return Row(line.prompt or _said(line.messages), given, labels, line.chat_template_kwargs)
+
+
+def _label(key: str, value: object) -> str:
+    name = f"the label {short(key)}"
+    try:
+        text = value if isinstance(value, str) else json.dumps(value)
+    except RecursionError:
+        raise UserError(f"{name} is nested too deeply") from None
+    return str(checked(text, Label, name))
+
 
 NO_KWARGS: Mapping[str, Any] = {}
 

@@ -17,8 +17,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.lean import import_transformers
 from specscope.engine.prompts import PromptEncoder, PromptSpec, TooLargeError
 from specscope.errors import UserError
-from specscope.model.bundled import NAME
-from specscope.model.places import check_context, check_device, check_layers, check_model, config_of, head_place
+from specscope.model.places import NAME, check_context, check_device, check_layers, check_model, config_of, head_place
 from specscope.plans.kinds import runs_head
 from specscope.trace.record.vocabulary import read_vocabulary
 

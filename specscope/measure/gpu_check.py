@@ -15,8 +15,7 @@ from torch import Tensor
 
 from specscope.engine.engine import Engine
 from specscope.kernels import launch, tree_attention, tree_verify
-from specscope.kernels.flat_trees import FlatTrees
-from specscope.kernels.tree_batch import TreeBatch
+from specscope.kernels.tree_batch import FlatTrees, TreeBatch
 from specscope.measure.device import copy_bandwidth, random_model
 from specscope.model.attention import Variant, paged_attention
 from specscope.model.batch import Batch, Segment
@@ -27,7 +26,7 @@ from specscope.model.places import Backend
 from specscope.model.runner import ModelRunner
 from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import host
-from specscope.speculate.verify.inputs import VerifyBatch, judged_tree
+from specscope.speculate.verify.batch import VerifyBatch, judged_tree
 from specscope.speculate.verify.verifier import on_device
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn

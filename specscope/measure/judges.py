@@ -11,11 +11,8 @@ from typing import Any
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.engine.config import DEFAULT_HEAD, DRAFTERS, EngineConfig, given_digest
 from specscope.errors import UserError, not_loaded
-from specscope.model.bundled import NAME
-from specscope.model.hub import hush
-from specscope.model.places import check_model, head_place, model_place, on_disk
-from specscope.plans.heads import check_kind, is_head, unread_layers
-from specscope.plans.kinds import lies_in_target, model_part, runs_head
+from specscope.model.places import NAME, check_model, head_place, hush, model_place, on_disk
+from specscope.plans.kinds import check_kind, is_head, lies_in_target, model_part, runs_head, unread_layers
 from specscope.plans.model_digest import model_digest, shown
 from specscope.plans.plan import DynamicPlan, read_plan
 from specscope.speculate.named import NamedCode

@@ -20,11 +20,10 @@ from specscope.analyze.text import VERDICT, header_block, table_block
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options, target_named
 from specscope.model.heads.eagle_head import PARTIAL, HeadConfig, llama_config
-from specscope.model.heads.head_loader import EMBEDDING, LoadedHead, load_head, published_tensors, read_tensors
+from specscope.model.heads.head_runner import EMBEDDING, LoadedHead, load_head, published_tensors, read_tensors
 from specscope.model.loader import load_model
 from specscope.model.places import head_place
-from specscope.plans.heads import LAYER_IDS
-from specscope.plans.kinds import lies_in_target, runs_head
+from specscope.plans.kinds import LAYER_IDS, lies_in_target, runs_head
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable

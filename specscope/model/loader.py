@@ -1,7 +1,7 @@
 """From what a user names to a model that runs on the paged cache, or a refusal that says why.
 
-transformers fills what a checkpoint lacks with random numbers, and a model of NaN or zeros generates text as well: so
-whether what lies on disk is a whole model is checked here.
+Device and number format are tried before anything is loaded. transformers fills what a checkpoint lacks with random
+numbers, and a model of NaN or zeros generates text as well: so whether what lies on disk is a whole model is checked.
 """
 
 from __future__ import annotations
@@ -20,18 +20,56 @@ from unittest.mock import patch
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn import init
+from torch.nn import functional, init
 
 from specscope.errors import UserError, first_line, not_loaded
 from specscope.model import attention
 from specscope.model.batch import Batch, Segment
-from specscope.model.bundled import NAME, bundled_model
 from specscope.model.fast.decoder import fuse
-from specscope.model.fast.linear import must_compile
-from specscope.model.hub import hub_arguments, hush
+from specscope.model.fast.linear import has_bfloat16, must_compile
 from specscope.model.kv_cache import BlockTable, LayerShape
-from specscope.model.places import model_place
+from specscope.model.places import NAME, bundled_model, check_device, hub_arguments, hush, model_place
 from specscope.whole_file import read_object
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises UserError for a device that is not there or not supported."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(name)
+    device = torch.device(name)
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("found no CUDA device: use --device cpu (specscope doctor shows what was found)")
+    count = torch.cuda.device_count()
+    if not 0 <= (device.index or 0) < count:
+        raise UserError(f"no device {name}: this machine has {count}, counted from cuda:0")
+    try:
+        torch.zeros(1, device=device)
+    except RuntimeError as error:
+        raise UserError(f"device {name} cannot be used: {first_line(error)}") from error
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the device computes in it, float32 elsewhere. Raises UserError for what it cannot do."""
+    if name == "auto":
+        cuda = device.type == "cuda"
+        fast = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else has_bfloat16()
+        return torch.bfloat16 if fast else torch.float32
+    if name not in DTYPES:
+        raise UserError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
+    try:  # to multiply and attend once, on small tensors
+        x = torch.ones(1, 1, 16, 16, dtype=DTYPES[name], device=device)
+        functional.scaled_dot_product_attention(functional.linear(x, x[0, 0]), x, x)
+    except (RuntimeError, NotImplementedError) as error:
+        why = f"the device {device} does not support it ({first_line(error)})"
+        raise UserError(f"--dtype {name}: {why}: use --dtype float32") from error
+    return DTYPES[name]
+
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**27)]
 Layers = Annotated[int, msgspec.Meta(ge=1, le=4096)]

@@ -13,8 +13,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from specscope.plans import heads
-from specscope.plans.heads import LAYER_IDS, SLIDING, VALUES, Holds
+from specscope.plans import kinds
+from specscope.plans.kinds import LAYER_IDS, SLIDING, VALUES, Holds
 
 MASK_FILE = "mask_embedding.pt"  # beside the weights, where the mask token's embedding was trained by itself
 MOST_ROWS = 64  # of a block
@@ -54,7 +54,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return whole | {LAYER_IDS: entering or [layer + 1 for layer in leaving if isinstance(layer, int)]}
 
 
-unknown_tensor = partial(heads.unknown_tensor, known=TENSORS)
+unknown_tensor = partial(kinds.unknown_tensor, known=TENSORS)
 
 
 def unknown(config: Mapping[str, Any]) -> str:
@@ -62,7 +62,7 @@ def unknown(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if names not in (None, ["DFlashDraftModel"]):
         return f"architectures = {names}"
-    return next(chain(heads.unknown_keys(config, KNOWN, NESTED), _contradictions(flat(config))), "")
+    return next(chain(kinds.unknown_keys(config, KNOWN, NESTED), _contradictions(flat(config))), "")
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:

@@ -1,10 +1,23 @@
-"""The kinds of drafters, a row each: config, doctor, judges and the plugins read what a kind is here, and only here."""
+"""The kinds of drafters, a row each, and a drafter's head on disk: its kind, its files, what is known of its config.
+
+Config, doctor, judges and the plugins read what a kind is here, and only here. A key of a config is known where the
+engine and the judge of `audit`, each for itself, compute what it says, or where it changes nothing: names, versions,
+training. One that is off, or not set, changes nothing. Any other may change the arithmetic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from specscope.errors import UserError
+from specscope.whole_file import read_object
 
 
 class DraftedBy(Enum):
@@ -78,3 +91,240 @@ def lies_in_target(drafter: str) -> bool:
 def runs_head(drafter: str) -> bool:
     """Whether our drafter, alone or combined, runs a head over the target, and no model of its own."""
     return any(kind.family is DraftedBy.HEAD for kind in _parts(drafter))
+
+
+Holds = Callable[[Any], bool]
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order in which they are looked for
+INDEX = ".index.json"  # behind the name: weights in several files, and which tensor lies in which
+# Of MTP layers, and of whole models that have some
+MTP_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"  # at the top, where vLLM looks: j is what enters layer j
+IN_SGLANG = "eagle_config"  # in which SGLang looks for them: there j is what leaves layer j
+NESTED = ("transformer_layer_config", IN_SGLANG, "rope_scaling", "rope_parameters")
+FLAGS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")  # at the top, or inside eagle_config
+FULL, SLIDING = "full_attention", "sliding_attention"
+# Computed, by transformers' rotary embedding where it is the base's; and biases and sizes, which the tensors tell.
+COMPUTED = f"""
+    hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size num_hidden_layers
+    rms_norm_eps rope_theta max_position_embeddings bias attention_bias mlp_bias draft_vocab_size target_hidden_size
+    mask_token_id pard_token ptd_token_id original_max_position_embeddings num_aux_hidden_states partial_rotary_factor
+    sliding_window use_sliding_window has_lm_head factor low_freq_factor high_freq_factor attention_factor truncate
+    beta_fast beta_slow mscale mscale_all_dim {LAYER_IDS} {" ".join(FLAGS)}
+"""
+# What changes nothing here, whatever it says; the last two lines are how texts were to be sampled, which older
+# transformers wrote into every config
+HARMLESS = """
+    architectures model_type torch_dtype dtype transformers_version auto_map use_cache bos_token_id eos_token_id
+    pad_token_id unk_token_id initializer_range attention_dropout tie_word_embeddings pretraining_tp max_window_layers
+    base_model_tp_plan base_model_pp_plan _name_or_path name_or_path target_model_type target_num_hidden_layers
+    speculators_config speculators_model_type speculators_version num_lookahead_tokens num_speculative_tokens
+    hidden_dropout resid_pdrop embd_pdrop attn_pdrop output_attentions output_hidden_states return_dict
+    chunk_size_feed_forward id2label label2id is_encoder_decoder problem_type has_no_defaults_at_init draft_attn_impl
+    k_train torchscript embed_requires_grad draft_attn_kernel attn_implementation _attn_implementation
+    parallel_draft_heads_num_layers
+    temperature top_k top_p typical_p num_beams num_beam_groups num_return_sequences max_length min_length
+    length_penalty repetition_penalty diversity_penalty do_sample
+"""
+
+
+def _is(*values: object) -> Holds:
+    return lambda value: value in values
+
+
+# also where they are off
+DECIDES = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm", "is_neox_style")
+VALUES: Mapping[str, Holds] = {  # what is computed for these values alone
+    **dict.fromkeys((*COMPUTED.split(), *HARMLESS.split()), lambda _: True),
+    **dict.fromkeys((*DECIDES, "next_layer_regular"), _is(True)),
+    **dict.fromkeys(("logit_scale", "logits_scaling", "parallel_draft_step"), _is(1)),
+    # a rotary embedding whose frequencies do not follow the length of the text
+    **dict.fromkeys(("rope_type", "type"), _is("default", "linear", "llama3", "yarn")),
+    "hidden_act": _is("silu", "swish", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh"),
+    "layer_types": lambda kinds: isinstance(kinds, list) and all(kind in (FULL, SLIDING) for kind in kinds),
+}
+# By the authors' names; those of the last line are of no use
+TENSORS = re.compile(
+    r"(fc|norm|input_norm|fc_norm\.\d+|lm_head|embed_tokens|(midlayer|layers\.\d+)\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj"
+    r"|(hidden_norm|input_layernorm|post_attention_layernorm)))\.(weight|bias)|d2t|mask_hidden"
+    r"|t2d|.*rotary_emb\.inv_freq"
+)
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder holds a head, by its config: an EAGLE-3 one, or one of another kind.
+
+    The config of an older EAGLE head is a plain model's.
+    """
+    try:
+        config = read_object(folder / "config.json")
+    except UserError:  # the loader reports what is wrong with it
+        return False
+    return "draft_vocab_size" in config or bool(_kind(folder, config))
+
+
+def head_kind(folder: Path) -> str:
+    """The drafter that runs the head in a folder: eagle, unless its config names another kind that runs here."""
+    try:
+        kind = _kind(folder, read_object(folder / "config.json"))
+    except UserError:
+        kind = None
+    return kind.name if kind is not None and kind.runs and not kind.in_target else "eagle"
+
+
+def modules_in(config: Mapping[str, Any]) -> int:
+    """How many next-token modules (MTP) a model's config names; 0 where it names none."""
+    return next((count for key in MTP_KEYS if isinstance(count := config.get(key), int) and count > 0), 0)
+
+
+def check_head(folder: Path, unknown: Callable[[Mapping[str, Any]], str]) -> None:
+    """Refuse a head that does not run here: by its kind, or by the key of its config that is `unknown`.
+
+    Raises UserError.
+    """
+    config = read_object(folder / "config.json")
+    check_kind(folder, config, "what runs here are EAGLE, EAGLE-3, P-EAGLE and DFlash heads")
+    if key := unknown(config):
+        why = "it may change what the head computes and is not implemented"
+        raise UserError(f"{folder}/config.json has `{key}`: {why}")
+
+
+def check_kind(folder: Path, config: Mapping[str, Any], instead: str, *, runs: bool = True) -> None:
+    """Refuse a head of a kind that does not run here, or of any that its config names where none `runs`.
+
+    `instead`: what is wanted. Raises UserError.
+    """
+    kind = _kind(folder, config)
+    if kind is not None and kind.in_target:
+        instead += f"; --drafter {kind.name} runs the modules in the target's checkpoint"
+    if kind is not None and not (kind.runs and runs and not kind.in_target):
+        raise UserError(f"{folder} holds a drafter of the kind {kind.called}: {instead}")
+
+
+def _kind(folder: Path, config: Mapping[str, Any]) -> Kind | None:
+    """The kind of a head; None where nothing says so, as in an EAGLE head's config, and for any other folder."""
+    names = [name.lower() for name in _names(config)]
+    by_name = (kind for kind in KINDS if any(word in name for word in kind.words for name in names))
+    by_key = (kind for kind in KINDS if kind.key and config.get(kind.key))
+    if (known := next(by_name, None) or next(by_key, None)) is not None:
+        return known
+    algorithm = config.get("speculators_model_type")
+    if isinstance(algorithm, str):
+        return BY_NAME.get(drafter_named(algorithm)) or Kind(algorithm, DraftedBy.HEAD, algorithm)
+    is_any = any(config.get(key) for key in MTP_KEYS)
+    names = [name for tensors in _opened(folder) for name in tensors.keys()] if is_any else []  # noqa: SIM118
+    return BY_NAME["mtp"] if names and all("mtp." in name for name in names) else None
+
+
+def _names(config: Mapping[str, Any]) -> Iterator[str]:
+    """Every name by which a config identifies its model."""
+    architectures, speculators = config.get("architectures"), config.get("speculators_config")
+    yield from map(str, architectures if isinstance(architectures, list) else ())
+    yield from (str(config.get(key) or "") for key in ("model_type", "speculators_model_type"))
+    if isinstance(speculators, Mapping):
+        yield str(speculators.get("algorithm") or "")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """A head's weight files: a single one, or those that an index names. Raises UserError."""
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / name]
+        if (index := folder / (name + INDEX)).is_file():
+            return _indexed(index)
+    raise UserError(f"{folder} has neither {WEIGHTS[0]} nor {WEIGHTS[1]}, nor an index of several")
+
+
+def _indexed(index: Path) -> list[Path]:
+    """The files that an index names. Raises UserError for files that are not there, or not in the same folder."""
+    named = read_object(index).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
+        raise UserError(f"{index} does not say in `weight_map` which tensor lies in which file")
+    files = sorted(set(named.values()))
+    for file in files:
+        if Path(file).name != file or not (index.parent / file).is_file():
+            raise UserError(f"{index} names {file!r}, which is not in its folder")
+    return [index.parent / file for file in files]
+
+
+def _opened(folder: Path) -> Iterator[Any]:
+    """A head's weight files, one after the other, as far as they can be read: the loader says what is wrong."""
+    from safetensors import SafetensorError, safe_open
+
+    with suppress(UserError, OSError, SafetensorError):
+        for file in weight_files(folder):
+            with safe_open(file, framework="numpy") as tensors:
+                yield tensors
+
+
+def draft_tokens_of(folder: Path) -> list[int] | None:
+    """The target's token behind each draft token of a head; None where nothing tells them, or they cannot be read."""
+    for tensors in _opened(folder):
+        if "d2t" in tensors.keys():  # noqa: SIM118 - it is no mapping
+            return [place + int(offset) for place, offset in enumerate(tensors.get_tensor("d2t"))]
+    return None
+
+
+def unknown_tensor(names: Iterable[str], known: re.Pattern[str] = TENSORS) -> str:
+    """The first of a head's tensors that there is no place for; "" where there is none."""
+    return next((name for name in sorted(names) if not known.fullmatch(name)), "")
+
+
+def unknown(config: Mapping[str, Any]) -> str:
+    """What of a head's config is not known: the first key with its value; "" where all is."""
+    return next(chain(unknown_keys(config, VALUES, NESTED), _contradictions(flattened(config))), "")
+
+
+def unknown_keys(config: Mapping[str, Any], known: Mapping[str, Holds], nested: Collection[str]) -> Iterator[str]:
+    """The keys, also in the `nested` parts, that are not `known`, or not with their values."""
+    for name, value in config.items():
+        if name in nested and isinstance(value, Mapping):
+            yield from unknown_keys(value, known, nested)
+        elif name in DECIDES and value is not None and not VALUES[name](value):
+            yield f"{name} = {value!r}"
+        elif value in (None, False, 0, "") or value in ([], {}):
+            continue
+        elif name not in known:
+            yield name if value is True else f"{name} = {str(value)[:40]}"
+        elif not known[name](value):
+            yield f"{name} = {str(value)[:40]}"
+
+
+def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
+    """Keys that are known by themselves, but that contradict the rest of a flattened config."""
+    kinds, layers = config.get("layer_types") or [], config.get("num_hidden_layers", 1)
+    window, used = config.get("sliding_window"), config.get("use_sliding_window") is not False
+    if window and used and not kinds:
+        yield f"sliding_window = {window} without layer_types"
+    if kinds and isinstance(layers, int) and len(kinds) < layers:
+        yield f"layer_types of {len(kinds)} layers, and num_hidden_layers = {layers}"
+    if SLIDING in kinds and not (window and used):
+        yield f"layer_types = {SLIDING} without a sliding_window that is used"
+    if config.get("norm_before_fc") and config.get("fc_norm"):
+        yield "norm_before_fc beside fc_norm"
+
+
+def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a config in one: what speculators nest of the layer, and the flags that NVIDIA keeps in eagle_config."""
+    layer, eagle = (part if isinstance(part := config.get(name), Mapping) else {} for name in NESTED[:2])
+    return {**config, **layer, **{name: eagle[name] for name in FLAGS if name in eagle}}
+
+
+def layer_ids(layers: Sequence[Any]) -> dict[str, Any]:
+    """Which layers feed a head, as both vLLM and SGLang read it. `layers`: numbers; others neither can be told."""
+    of_vllm: dict[str, Any] = {LAYER_IDS: [*layers]}
+    if not all(isinstance(layer, int) for layer in layers):
+        return of_vllm
+    return {**of_vllm, IN_SGLANG: {LAYER_IDS: [layer - 1 for layer in layers]}}
+
+
+def unread_layers(config: Mapping[str, Any]) -> str:
+    """A sentence where one of these engines would take layers of its own choice for those that feed a head; else ""."""
+    nested = config.get(IN_SGLANG)
+    in_sglang = isinstance(nested, Mapping) and bool(nested.get(LAYER_IDS))
+    if in_sglang == bool(config.get(LAYER_IDS)):
+        return ""
+    engine, there = ("vLLM", "at the top") if in_sglang else ("SGLang", f"in {IN_SGLANG}")
+    return (
+        f"{engine} would not find which layers feed this head and would use its defaults: it looks for "
+        f"{LAYER_IDS} {there} of the config"
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specscope.errors import UserError
 from specscope.plans.dflash import MASK_FILE
-from specscope.plans.heads import IN_SGLANG, LAYER_IDS, layer_ids
+from specscope.plans.kinds import IN_SGLANG, LAYER_IDS, layer_ids
 from specscope.user_cache import place, store
 from specscope.whole_file import decoded, read_object
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from specscope.errors import UserError
-from specscope.kernels.flat_trees import FlatTrees
+from specscope.kernels.tree_batch import FlatTrees
 from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import host
-from specscope.speculate.verify.inputs import VerifyBatch, judged_tree
+from specscope.speculate.verify.batch import VerifyBatch, judged_tree
 from specscope.trace.record.own_rule import NodeTrial, OwnRule
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn
 from specscope.tree_shape import TreeShape, parse_tree

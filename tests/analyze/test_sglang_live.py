@@ -12,7 +12,7 @@ from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.trial import judge
 from specscope.analyze.why import why_run
 from specscope.measure.judges import DEFAULT_HEAD, audit_options
-from specscope.model.bundled import bundled_model
+from specscope.model.places import bundled_model
 from specscope.trace.wire.reading import read_capture
 
 CAPTURES = Path(__file__).parent.parent / "data" / "sglang"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specscope.engine.prompt_rows import CHARACTERS, read_rows
+from specscope.engine.prompts import CHARACTERS, read_rows
 from specscope.errors import UserError
 
 ABOUT = {"question_id": "q1", "category": "coding", "sub_category": "python", "src_id": "x", "difficulty": "easy"}

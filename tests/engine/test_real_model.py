@@ -42,7 +42,7 @@ def make(name):
 def reference():
     from transformers import AutoModelForCausalLM
 
-    from specscope.model.bundled import bundled_model
+    from specscope.model.places import bundled_model
 
     assert len(PROMPTS) == 20
     engine = make("none")

@@ -6,15 +6,13 @@ A check takes the kernel's module, so that a changed copy of it can be given.
 import numpy as np
 import torch
 
-from specscope.kernels.flat_trees import WITH_REPLACEMENT, FlatTrees
-from specscope.kernels.tree_batch import BLOCK_SIZE, LayerShape, Part, TreeBatch
+from specscope.kernels.tree_batch import BLOCK_SIZE, WITH_REPLACEMENT, FlatTrees, LayerShape, Part, TreeBatch
 from specscope.model.attention import Variant, paged_attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import host
-from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.speculate.verify.inputs import VerifyBatch, judged_tree
+from specscope.speculate.verify.batch import BatchEvidence, VerifyBatch, judged_tree
 from specscope.trace.record.tree import DraftTree
 from tests.kernels import DEVICE
 

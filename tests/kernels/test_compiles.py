@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from specscope.kernels import launch, tree_attention, tree_verify
-from specscope.kernels.flat_trees import DETERMINISTIC, WITHOUT_REPLACEMENT
-from specscope.kernels.tree_batch import LayerShape, Part, TreeBatch
+from specscope.kernels.tree_batch import DETERMINISTIC, WITHOUT_REPLACEMENT, LayerShape, Part, TreeBatch
 from tests.kernels.cases import random_batch, work_of
 from tests.kernels.variants import A100, B200, H100, watched
 

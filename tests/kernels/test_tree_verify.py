@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.kernels import tree_verify
-from specscope.kernels.flat_trees import (
+from specscope.kernels.tree_batch import (
     ACCEPTED,
     DETERMINISTIC,
     REJECTED,

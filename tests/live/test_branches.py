@@ -12,7 +12,7 @@ from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.live.local import commands_over
-from specscope.model.features import decoder_layers
+from specscope.model.runner import decoder_layers
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.heads import head_tensors, write_head

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specscope import SamplingParams
 from specscope.errors import UserError
 from specscope.live.local import commands_over
-from specscope.model.features import decoder_layers
 from specscope.model.kv_cache import BLOCK_SIZE
+from specscope.model.runner import decoder_layers
 from specscope.trace.history.history import History
 from specscope.trace.record.tree import ROOT
 from specscope.trace.wire.capture import CaptureWriter

@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from specscope.errors import UserError
-from specscope.model import bundled
+from specscope.model import places as bundled
 from tests.waiting import HANG_SECONDS, until
 
 # A start whose conversion lasts until its standard input is closed.
 START = """
 import sys
 from pathlib import Path
-from specscope.model import bundled
+from specscope.model import places as bundled
 def convert(source, folder):
     (folder / "half").touch()
     sys.stdin.read()  # until it is closed

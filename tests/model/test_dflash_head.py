@@ -9,7 +9,7 @@ import torch
 from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.heads.dflash import DFlashRunner, block_segment, load_dflash
-from specscope.model.heads.head_loader import load_head
+from specscope.model.heads.head_runner import load_head
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import load_model
 from specscope.plans.model_digest import model_digest

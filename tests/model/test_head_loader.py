@@ -11,11 +11,10 @@ from safetensors.torch import load_file, save_file
 from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.heads.eagle_head import EagleHead, HeadConfig
-from specscope.model.heads.head_loader import load_head, save_head
-from specscope.model.heads.head_runner import HeadRunner
+from specscope.model.heads.head_runner import HeadRunner, load_head, save_head
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import load_model
-from specscope.plans.heads import FLAGS, IN_SGLANG, LAYER_IDS, unread_layers
+from specscope.plans.kinds import FLAGS, IN_SGLANG, LAYER_IDS, unread_layers
 from specscope.trace.record.tree import DraftTree
 from tests.heads import (
     CONFIG,
@@ -410,7 +409,7 @@ def test_a_p_eagle_head_is_read_as_speculators_write_it_and_in_the_authors_layou
     loaded = load_head(str(folder), target)
     assert loaded.head.config.mask_token == 9
     reference = Reference(folder, target.embedding.weight)
-    mask = loaded.head.combine(loaded.head.mask_features())
+    mask = loaded.head.combine(loaded.head.mask_hidden.view(1, -1))
     torch.testing.assert_close(mask, reference.combine(reference.t["mask_hidden"].view(1, -1)))
     tensors = head_tensors(parallel=True)
     tensors["mask_hidden"] = tensors["mask_hidden"][0]

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from specscope.errors import UserError
-from specscope.model.device import pick_device, pick_dtype
-from specscope.model.loader import load_model, load_tokenizer
+from specscope.model.loader import load_model, load_tokenizer, pick_device, pick_dtype
 from specscope.trace.record.vocabulary import read_vocabulary
 
 CPU = torch.device("cpu")

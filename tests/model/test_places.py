@@ -30,8 +30,3 @@ def test_what_is_no_model(target, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=why):
         model_place(target)
-
-
-def test_what_is_no_head(tmp_path):
-    with pytest.raises(UserError, match="no head"):
-        head_place(str(tmp_path / "none"))

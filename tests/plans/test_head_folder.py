@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.model.places import head_place, model_place
-from specscope.plans.heads import is_head, unknown
+from specscope.plans.kinds import is_head, unknown
 from specscope.whole_file import LARGEST_OBJECT, read_object
 
 LAYER = {"hidden_size": 48, "num_attention_heads": 4, "vocab_size": 300, "num_hidden_layers": 1, "hidden_act": "silu"}

@@ -17,7 +17,7 @@ from specscope.analyze.findings import Exit
 from specscope.analyze.verify.trial import judge
 from specscope.measure.judges import DEFAULT_HEAD, audit_options
 from specscope.measure.prompts import COPYING, PLAIN
-from specscope.model.bundled import bundled_model
+from specscope.model.places import bundled_model
 from specscope.trace.wire.reading import read_capture
 
 PYTHON = os.environ.get("SGLANG_PYTHON", "")

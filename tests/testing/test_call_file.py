@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from specscope.cli.main import cli
 from specscope.errors import UserError
-from specscope.testing.call_file import NAMES, read_calls
+from specscope.testing.calls import NAMES, read_calls
 from tests.testing.samplers import arrays, calls
 
 MADE = calls(30, 7)

@@ -4,9 +4,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from specscope.model.features import published_aux_layers
 from specscope.model.loader import load_model
-from specscope.model.runner import ModelRunner
+from specscope.model.runner import ModelRunner, published_aux_layers
 from tools.train_head.shards import Shards, ShardWriter
 from tools.train_head.synthesise import Synthesiser
 

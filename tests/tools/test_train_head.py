@@ -41,8 +41,7 @@ def test_what_the_target_writes_comes_with_its_true_features(deep, data):
 def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path):
     """Step k at index t is the k-th token of a greedy chain drafted from t: the same logits, from the paged head."""
     from specscope.model.batch import Segment
-    from specscope.model.heads.head_loader import LoadedHead
-    from specscope.model.heads.head_runner import HeadRunner
+    from specscope.model.heads.head_runner import HeadRunner, LoadedHead
     from specscope.model.kv_cache import BlockTable
     from specscope.trace.record.tree import DraftTree
 

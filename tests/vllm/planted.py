@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specscope.measure.prompts import COPYING, PLAIN
-from specscope.model.bundled import bundled_model
+from specscope.model.places import bundled_model
 from tests.faults.models import story
 from tests.vllm.faults import FAULTS
 from tests.vllm.models import DRAFT, HEAD, TARGET

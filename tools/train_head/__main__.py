@@ -19,11 +19,9 @@ from rich.progress import Progress, TimeElapsedColumn
 
 from specscope.errors import UserError
 from specscope.interrupt import Interrupt, interruptible
-from specscope.model.device import pick_device, pick_dtype
-from specscope.model.features import AuxLayer, published_aux_layers
 from specscope.model.kv_cache import BLOCK_SIZE
-from specscope.model.loader import LoadedModel, load_model, load_tokenizer
-from specscope.model.runner import ModelRunner
+from specscope.model.loader import LoadedModel, load_model, load_tokenizer, pick_device, pick_dtype
+from specscope.model.runner import AuxLayer, ModelRunner, published_aux_layers
 from specscope.terminal import text_console
 from specscope.whole_file import write_whole
 from tools.train_head.heads import Recipe

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from specscope.errors import UserError
-from specscope.model.features import published_aux_layers
 from specscope.model.heads.eagle_head import EagleHead, HeadConfig
-from specscope.model.heads.head_loader import load_head
+from specscope.model.heads.head_runner import load_head
 from specscope.model.loader import LoadedModel
+from specscope.model.runner import published_aux_layers
 from tools.train_head.scores import TargetTensors
 from tools.train_head.shards import Shards
 

@@ -27,7 +27,7 @@ class Sample:
 
     tokens: Tensor  # int32 [T]
     learn: Tensor  # bool [T] True where the target's choice of the token is worth learning: not in a fixed prompt
-    features: Tensor  # bfloat16 [T, aux_layers * width] what the head is fed (model/features.py)
+    features: Tensor  # bfloat16 [T, aux_layers * width] what the head is fed (model/runner.py)
     final: Tensor  # bfloat16 [T, width] what the target's own head turns into logits
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specscope.errors import UserError
 from specscope.model.fast.linear import has_bfloat16
-from specscope.model.heads.head_loader import save_head
+from specscope.model.heads.head_runner import save_head
 from specscope.model.loader import LoadedModel
 from tools.train_head.eagle3 import forward
 from tools.train_head.heads import Recipe, going_on, new_head

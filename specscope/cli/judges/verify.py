@@ -21,8 +21,7 @@ from specscope.envelope import of_capture
 from specscope.errors import UserError
 from specscope.speculate.named import NamedCode
 from specscope.terminal import text_console
-from specscope.testing.call_file import read_calls
-from specscope.testing.calls import judge_calls
+from specscope.testing.calls import judge_calls, read_calls
 from specscope.trace.kinds import ARRAYS, TENSORS, kind_of, start_of
 from specscope.trace.record.vocabulary import printable
 

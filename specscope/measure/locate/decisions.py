@@ -47,7 +47,7 @@ from specscope.trace.record.tree import ROOT, Doubles, Drawn
 if TYPE_CHECKING:
     from specscope.engine.phases import StepState
     from specscope.speculate.drafters.base import Draft
-    from specscope.speculate.verify.inputs import VerifyBatch
+    from specscope.speculate.verify.batch import VerifyBatch
 
 ROWS = 600  # of p and q that were examined in all
 KEPT = 12  # steps whose rows are kept to be searched

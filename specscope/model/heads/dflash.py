@@ -25,11 +25,12 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 
 from specscope.errors import UserError, first_line
 from specscope.model.batch import Batch, Segment
-from specscope.model.features import AuxLayer
 from specscope.model.graphs import Graphs
 from specscope.model.heads.eagle_head import Ids, LayerJson, TokenId
-from specscope.model.heads.head_loader import (
+from specscope.model.heads.head_runner import (
     EMBEDDING,
+    TRIAL_ROWS,
+    LayersRunner,
     LoadedHead,
     check_fit,
     check_tensors,
@@ -37,12 +38,12 @@ from specscope.model.heads.head_loader import (
     read_files,
     unfilled,
 )
-from specscope.model.heads.head_runner import TRIAL_ROWS, LayersRunner
 from specscope.model.kv_cache import BlockTable, LayerShape
 from specscope.model.loader import LoadedModel, Size, check_numbers
 from specscope.model.places import Backend, head_place
+from specscope.model.runner import AuxLayer
 from specscope.plans.dflash import ANCHOR, MASK_FILE, MOST_ROWS, flat, longest_draft, window_of
-from specscope.plans.heads import SLIDING
+from specscope.plans.kinds import SLIDING
 from specscope.whole_file import read_object
 
 LM_HEAD = "lm_head.weight"

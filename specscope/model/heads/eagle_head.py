@@ -23,9 +23,9 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from specscope.errors import UserError
-from specscope.model.features import AuxLayer, published_aux_layers
 from specscope.model.loader import Size
-from specscope.plans.heads import FLAGS, SLIDING, flattened, layer_ids
+from specscope.model.runner import AuxLayer, published_aux_layers
+from specscope.plans.kinds import FLAGS, SLIDING, flattened, layer_ids
 from specscope.whole_file import read_object
 
 PARTIAL = "partial_rotary_factor"
@@ -307,10 +307,6 @@ class EagleHead(nn.Module):
         """What the vocabulary's projection takes, and what the next depth is fed, of a residual stream [..., width]."""
         normed = self.norm(x) if self.config.version == 3 else x
         return normed, normed if self.config.norm_output else x
-
-    def mask_features(self) -> Tensor:
-        """What a mask row of a P-EAGLE head is fed instead of a target's features: [1, aux_layers * target width]."""
-        return self.mask_hidden.view(1, -1)
 
     def prepare(self, embedding: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(the residual stream [..., width], what attention projects) of embeddings and hidden states [..., width]."""

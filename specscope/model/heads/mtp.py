@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from specscope.errors import UserError, not_loaded
 from specscope.model import attention
 from specscope.model.batch import Batch, Segment
-from specscope.model.features import AuxLayer
 from specscope.model.graphs import Graphs
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
 from specscope.model.loader import LayerRecorder, LoadedModel, check_numbers, mtp_modules, quick_meta
 from specscope.model.places import Backend
+from specscope.model.runner import AuxLayer
 
 
 @dataclass(frozen=True)

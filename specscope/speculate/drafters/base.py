@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.model.features import AuxLayer
+from specscope.model.runner import AuxLayer
 from specscope.speculate.allowed import Allowed
 from specscope.speculate.sampling import LogitRows, TokenCounts
 from specscope.trace.record.notes import MethodNotes

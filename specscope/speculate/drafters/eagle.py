@@ -245,7 +245,7 @@ class ParallelEagle(Eagle):
         self.rows_fed = (plan.max_depth, 2 * plan.max_depth)  # what was committed, with a row for each further depth
         self.mask_token = runner.head.config.mask_token or 0
         with torch.inference_mode():
-            self._mask_hidden = runner.combine(runner.head.mask_features())  # [1, width]
+            self._mask_hidden = runner.combine(runner.head.mask_hidden.view(1, -1))  # [1, width]
 
     def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
         """The pass over the committed pairs, with the mask rows of each request behind its own."""

@@ -10,10 +10,9 @@ coin.
 
 from __future__ import annotations
 
-from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED
+from specscope.kernels.tree_batch import ACCEPTED, NOBODY, REJECTED, UNTRIED
+from specscope.speculate.verify.batch import BatchEvidence, VerifyBatch, p_of_nodes, target_left
 from specscope.speculate.verify.distribution import Left
-from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.speculate.verify.inputs import VerifyBatch, p_of_nodes, target_left
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.rules import MATCH
 

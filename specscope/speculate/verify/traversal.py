@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
+from specscope.kernels.tree_batch import ACCEPTED, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
+from specscope.speculate.verify.batch import BatchEvidence, VerifyBatch, drafter_row, p_of_nodes, target_left
 from specscope.speculate.verify.distribution import Left, rejected
-from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.speculate.verify.inputs import VerifyBatch, drafter_row, p_of_nodes, target_left
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.rules import TRAVERSAL
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import specscope
-from specscope.plans.heads import draft_tokens_of
+from specscope.plans.kinds import draft_tokens_of
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.tree import Ints
 

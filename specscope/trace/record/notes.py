@@ -74,7 +74,7 @@ class DraftNotes(ArrayEq):
 
 @dataclass(frozen=True, eq=False)
 class ParentNotes(ArrayEq):
-    """What target and drafter gave at each node whose children were tried. Filled by speculate/verify/notes.py.
+    """What target and drafter gave at each node whose children were tried. Filled by speculate/verify/verifier.py.
 
     Arrays are over these k parents: the root, then the accepted nodes that have children. `p` and `q` are what is
     sampled from, after temperature and rules; raw is before. Entropy H = sum(-p log p) and varentropy

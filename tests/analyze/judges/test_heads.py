@@ -12,7 +12,7 @@ from specscope.analyze.audit.audit import audit
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit
 from specscope.measure.judges import audit_options
-from specscope.plans.heads import IN_SGLANG
+from specscope.plans.kinds import IN_SGLANG
 from specscope.trace.wire.reading import read_capture
 from tests.faults.judged import diagnosed
 from tests.faults.models import DRAFT, HEAD, TARGET

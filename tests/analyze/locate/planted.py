@@ -11,7 +11,8 @@ import torch
 from specscope.speculate import sampling
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.verify import host, inputs, traversal, verifier
+from specscope.speculate.verify import batch as inputs
+from specscope.speculate.verify import host, traversal, verifier
 from tests.faults.planted.rules import params_of
 
 

@@ -81,7 +81,7 @@ def test_penalties_that_forget_the_path_are_convicted(engines, monkeypatch):
     def forgets(context, draft, logits):
         return LogitRows(logits, context.params, context.counts, [[]] * len(logits))
 
-    monkeypatch.setattr("specscope.speculate.verify.inputs.logit_rows", forgets)
+    monkeypatch.setattr("specscope.speculate.verify.batch.logit_rows", forgets)
     history = run(engines["draft tree"], max_tokens=120, temperature=0.7, frequency_penalty=1.5)
     found = check(history, "temperature and penalties")
     assert found.result is CheckResult.FAILED

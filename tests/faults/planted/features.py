@@ -6,7 +6,7 @@ import torch
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.engine.phases import Phases
-from specscope.model.features import AuxHiddenStates
+from specscope.model.runner import AuxHiddenStates
 from specscope.speculate.drafters.eagle import Eagle
 from tests.faults.fault import Fault, replaced
 

@@ -10,7 +10,8 @@ import torch
 from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate import sampling
 from specscope.speculate.sampling import LogitRows, target_rows
-from specscope.speculate.verify import inputs, verifier
+from specscope.speculate.verify import batch as inputs
+from specscope.speculate.verify import verifier
 from tests.faults.fault import Fault, in_phase, replaced
 
 

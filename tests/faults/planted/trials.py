@@ -8,12 +8,13 @@ from itertools import count
 import numpy as np
 
 from specscope.analyze.diagnose.causes import Cause
-from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, REJECTED, WITHOUT_REPLACEMENT
+from specscope.kernels.tree_batch import ACCEPTED, DETERMINISTIC, REJECTED, WITHOUT_REPLACEMENT
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.sampling import all_probabilities
-from specscope.speculate.verify import host, inputs, verifier
+from specscope.speculate.verify import batch as inputs
+from specscope.speculate.verify import host, verifier
+from specscope.speculate.verify.batch import BatchEvidence
 from specscope.speculate.verify.distribution import Draw
-from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.trace.record.coins import Stream
 from tests.faults.fault import Fault, finished, replaced
 

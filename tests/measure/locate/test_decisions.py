@@ -10,7 +10,7 @@ import torch
 
 from specscope.analyze.findings import Exit
 from specscope.speculate import sampling
-from specscope.speculate.verify import distribution, match, notes, traversal
+from specscope.speculate.verify import distribution, match, traversal, verifier
 from tests.analyze.locate.planted import judged_by_the_next_request, q_one_step_old
 from tests.faults import settings
 from tests.faults.fault import in_every_engine
@@ -80,13 +80,13 @@ def final_of_the_root(patch, engine):
 
 def entropy_in_bits(patch, engine):
     """Entropies are told in bits."""
-    right = notes.ParentsBuilder.done
+    right = verifier.ParentsBuilder.done
 
     def done(self, nodes, final, final_target_p):
         self.parent["entropy"] = self.parent["entropy"] / 0.6931
         return right(self, nodes, final, final_target_p)
 
-    patch.setattr(notes.ParentsBuilder, "done", done)
+    patch.setattr(verifier.ParentsBuilder, "done", done)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specscope.errors import UserError
-from specscope.speculate.structured.checks import check_form
+from specscope.speculate.structured.compiler import check_form
 from specscope.trace.record.params import StructuredOutputs
 
 DROPPED = [

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from specscope.kernels.flat_trees import FlatTrees
+from specscope.kernels.tree_batch import FlatTrees
 from specscope.speculate.sampling import TargetRows
-from specscope.speculate.verify.inputs import VerifyBatch, judged_tree
+from specscope.speculate.verify.batch import VerifyBatch, judged_tree
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 
 VOCAB = 11  # of random inputs

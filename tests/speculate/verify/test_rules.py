@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from specscope.model.places import Backend
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import TargetRows
-from specscope.speculate.verify import host, inputs, match, traversal
+from specscope.speculate.verify import batch as inputs
+from specscope.speculate.verify import host, match, traversal
 from specscope.speculate.verify.distribution import DrafterRow, Residual
 from specscope.speculate.verify.verifier import Verifier, on_device
 from specscope.testing import enumeration

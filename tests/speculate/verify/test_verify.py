@@ -7,7 +7,7 @@ from specscope.model.places import Backend
 from specscope.speculate import sampling
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.verify.inputs import step_batch
+from specscope.speculate.verify.batch import step_batch
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import ROOT, DraftTree

@@ -18,7 +18,7 @@ from torch import Tensor
 from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts
 from specscope.analyze.audit.model.head import KV, Head, depth_of
 from specscope.plans import dflash
-from specscope.plans.heads import LAYER_IDS, SLIDING
+from specscope.plans.kinds import LAYER_IDS, SLIDING
 from specscope.trace.record.tree import ROOT
 
 BLOCKS = 16  # that are run together

@@ -18,7 +18,7 @@ from torch.nn import functional
 from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts
 from specscope.analyze.audit.options import ModelSource
 from specscope.errors import UserError, first_line
-from specscope.plans.heads import FLAGS, SLIDING, flattened, unknown, unknown_tensor, weight_files
+from specscope.plans.kinds import FLAGS, SLIDING, flattened, unknown, unknown_tensor, weight_files
 from specscope.trace.record.tree import ROOT
 from specscope.whole_file import read_object
 
