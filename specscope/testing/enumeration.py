@@ -1,7 +1,7 @@
 """Is a rule of verification lossless? By enumeration, over every draw of the drafts and every outcome of the coins.
 
-The verdicts are those of the engine's own code. p and q are random conditional distributions over a small vocabulary,
-or given; what a step does not emit is continued by the target, up to one token more than the tree is deep.
+The verdicts are those of the engine's own code. p and q are random conditional distributions over a small vocabulary;
+what a step does not emit is continued by the target, up to one token more than the tree is deep.
 """
 
 from __future__ import annotations
@@ -35,16 +35,10 @@ ACCEPT, REJECT = 1e-300, 1 - 2.0**-53  # coins
 COINS: list[float] = [1e-12, *((np.arange(64) + 0.5) / 64).tolist(), 1 - 1e-12]  # at which a rule is looked at
 
 
-def conditional(vocabulary: int, seed: int, given: Any = None) -> Conditional:  # noqa: ANN401
-    """float64 [V] behind each prefix of tokens: random, or `given`, a row or a function from a prefix to one."""
+def conditional(vocabulary: int, seed: int) -> Conditional:
+    """float64 [V] behind each prefix of tokens, at random."""
     generator = np.random.default_rng(seed)
-
-    @cache
-    def row(prefix: Prefix) -> Doubles:
-        made = generator.dirichlet(np.full(vocabulary, 0.5)) if given is None else given
-        return np.asarray(made(prefix) if callable(made) else made, np.float64)
-
-    return row
+    return cache(lambda prefix: generator.dirichlet(np.full(vocabulary, 0.5)))
 
 
 @dataclass(frozen=True)
@@ -73,21 +67,17 @@ def lossless(
     vocabulary: int = 4,
     seeds: int = 5,
     drawn: Drawn | None = None,
-    p: Any = None,  # noqa: ANN401
-    q: Any = None,  # noqa: ANN401
 ) -> Losslessness:
-    """Enumerate a rule of your own over `seeds` random p and q, or those that are given.
+    """Enumerate a rule of your own over `seeds` random p and q.
 
-    `tree`: a shape, as --tree has it; `drawn`: how drafts are drawn, None for every way. p and q: rows [V], or
-    functions from a tuple of tokens to rows. Raises UserError for a rule that cannot be enumerated.
+    `tree`: a shape, as --tree has it; `drawn`: how drafts are drawn, None for every way. Raises UserError for a rule
+    that cannot be enumerated.
     """
     own = OwnRule(getattr(rule, "__qualname__", type(rule).__name__), rule)
     outcomes, shape = by_coins(partial(host.verify, own=averaged(own))), parse_tree(tree)
     found: dict[str, float] = {}
-    given = [row(()) if callable(row) else row for row in (p, q) if row is not None]
-    vocabulary = len(given[0]) if given else vocabulary
     for way, seed in itertools.product(Drawn if drawn is None else [drawn], range(seeds)):
-        models = conditional(vocabulary, seed, p), conditional(vocabulary, seed + 1000, q)
+        models = conditional(vocabulary, seed), conditional(vocabulary, seed + 1000)
         where = f"{tree}, {Drawn(way).name.lower().replace('_', ' ')}, seed {seed}"
         found[where] = total_variation(shape, *models, way, outcomes)
     worst = max(found, key=found.__getitem__)

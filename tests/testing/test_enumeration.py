@@ -1,11 +1,17 @@
 """A rule of one's own is proved lossless, or found to be lossy, over every draw and coin."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from specscope.errors import UserError
+from specscope.speculate.verify import host
 from specscope.testing import lossless
+from specscope.testing.enumeration import by_coins, total_variation
+from specscope.trace.record.own_rule import OwnRule
 from specscope.trace.record.tree import Drawn
+from specscope.tree_shape import parse_tree
 
 SAMPLED = Drawn.WITHOUT_REPLACEMENT
 
@@ -53,19 +59,9 @@ def test_a_lossy_rule_is_found(name):
 
 def test_it_is_the_total_variation():
     """q is all at the token of which p has half, and everything is accepted."""
-    found = lossless(lambda trial: True, "1", drawn=SAMPLED, p=[0.5, 0.3, 0.2], q=[1.0, 0.0, 0.0], seeds=1)
-    assert found.largest == pytest.approx(0.5)
-    assert found.cases == 1
-
-
-def test_p_and_q_may_depend_on_what_came_before():
-    """The rule is lossy behind token 1 alone."""
-
-    def p(prefix):
-        return [0.5, 0.5] if prefix[-1:] == (1,) else [0.2, 0.8]
-
-    for q, lossy in ((p, False), (lambda prefix: [0.9, 0.1] if prefix[-1:] == (1,) else [0.2, 0.8], True)):
-        assert lossless(lambda trial: True, "2", drawn=SAMPLED, p=p, q=q, seeds=1).is_lossless is not lossy
+    p, q, everything = np.array([0.5, 0.3, 0.2]), np.array([1.0, 0.0, 0.0]), OwnRule("all", lambda trial: True)
+    outcomes = by_coins(partial(host.verify, own=everything))
+    assert total_variation(parse_tree("1"), lambda _: p, lambda _: q, SAMPLED, outcomes) == pytest.approx(0.5)
 
 
 def test_coins_that_are_no_interval_are_refused():
