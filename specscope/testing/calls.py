@@ -2,7 +2,7 @@
 
 A law is what a known rule, or a known mistake, makes of a call: which drafts are accepted, and what the last token is
 drawn from, both from p, q and a chain of drafts. Outputs that a rule's law gives with probability 0 are impossible
-under it. Over many calls its decisions and draws are tested as `verify` tests a run's (analyze/verify/sums.py). And
+under it. Over many calls its decisions and draws are tested as `verify` tests a run's (analyze/verify/chance.py). And
 they are held against the known mistakes: the mean of their likelihoods over the rule's is 1 on average where the rule
 was at work, so that it is above 1 / x with a probability of x at most (Markov's inequality).
 
@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.findings import CheckResult, Exit, Finding, Reference
 from specscope.analyze.significance import holm
-from specscope.analyze.verify.chance import FLAT, surprisal
-from specscope.analyze.verify.sums import FEW, NATS, SHARE, Family, Sum
+from specscope.analyze.verify.chance import FEW, FLAT, NATS, SHARE, Family, Sum, surprisal
 from specscope.errors import UserError, first_line
 from specscope.trace.history.wording import plural
 from specscope.trace.kinds import TENSORS, kind_of, start_of

@@ -187,7 +187,7 @@ def _unseen(passes: Passes, tallies: Tallies) -> str:
 
 def _text(history: History, run: RunInfo, plan: TreePlan | None, passes: Passes, *, is_judged: bool) -> list[Finding]:
     """The finding on what was looked up in a text, and on a drafter that nothing judges. `is_judged`: one does."""
-    of_text, why = bool(text_part(run.drafter)), ""
+    of_text, why = bool(text_part(run.drafter)), "" if is_judged else passes.options.why_no_draft
     if run.speculation.get("suffix_shared"):
         why = "it also looked in the texts of other requests"
         passes.unjudged.append(f"The drafter was not judged: {why}.")
@@ -195,15 +195,12 @@ def _text(history: History, run: RunInfo, plan: TreePlan | None, passes: Passes,
     if plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
         return [_looked_up(history, run, plan, passes.plans)]
     if run.drafter != "none" and not model_part(run.drafter):
-        why = f"there is no judge for the drafter {run.drafter}"
+        why = "the capture names no tree to judge its lookups by" if of_text else ""
         if run.ways.looks_up_in_all and of_text:
             why = "this engine looks up drafts in the texts of all its requests, and the capture lacks some"
-        elif of_text:
-            why = "the capture names no tree to judge its lookups by"
-        elif run.is_ours and not run.drafter.startswith("synthetic"):
+        why = why or f"there is no judge for the drafter {run.drafter}"
+        if run.is_ours and not of_text and not run.drafter.startswith("synthetic"):
             passes.unjudged.append(f"The drafter was not judged: {why}.")
-    elif not is_judged:
-        why = passes.options.why_no_draft
     return [skipped("draft p", DRAFTER["draft p"][0], why)] if why else []
 
 

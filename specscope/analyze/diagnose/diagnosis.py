@@ -277,14 +277,12 @@ class Diagnosis:
 
         Of the causes that lie in a stage where something was located, the others follow from it: they are left out.
         """
-        rest, shown = list(self.faults), []
+        rest, shown, stages = list(self.faults), [], {place.operation.stage for place in self.located}
         for place in self.located:
             name = next((fault for fault in rest if fits(fault.cause, place)), None)
             rest = [fault for fault in rest if fault is not name]
             shown.append(PlacedFault(place, name))
-        stages = {place.operation.stage for place in self.located}
-        elsewhere = [fault for fault in rest if not stages & fault.cause.places.keys()]
-        return (*shown, *(PlacedFault(None, fault) for fault in elsewhere))
+        return (*shown, *(PlacedFault(None, fault) for fault in rest if not stages & fault.cause.places.keys()))
 
     def to_dict(self, source: str) -> dict[str, Any]:
         """As plain values, for --json."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,24 +34,19 @@ def remarks(case: Case) -> list[Suspect]:
 
 def shifted(case: Case) -> Iterator[Suspect]:
     """Most first drafts are the output's token after the wanted one, or the one before it. Of any drafter."""
-    run, drafts, late, early, right = case.history.run, 0, 0, 0, 0
+    run, drafts, near = case.history.run, 0, Counter[int]()  # by how far the first draft is from the wanted token
     for request in case.history.requests.values() if run is not None and run.tells_tokens else ():
         output, place = [token for token, _ in request.output()], 0
         for part in request.steps:
             if len(part.tree) and 0 < place < len(output) - 1:
-                first, drafts = int(part.tree.token[0]), drafts + 1
-                early += first == output[place - 1]
-                right += first == output[place]
-                late += first == output[place + 1]
+                near.update(by for by in (-1, 0, 1) if output[place + by] == part.tree.token[0])
+                drafts += 1
             place += part.emitted
-    for count, where, begins in (
-        (late, "what the target chose one step later", "late"),
-        (early, "the last committed token itself", "early"),
-    ):
-        if drafts >= FEWEST and count > SHIFTED * drafts and right < (1 - SHIFTED) * count:
+    late, early = ("what the target chose one step later", "late"), ("the last committed token itself", "early")
+    for count, (where, begins) in ((near[1], late), (near[-1], early)):
+        if drafts >= FEWEST and count > SHIFTED * drafts and near[0] < (1 - SHIFTED) * count:
             line = f"the first drafted token is {where} in {count:,} of {drafts:,} drafts"
-            line += f": drafts begin one token too {begins}"
-            yield Suspect(Cause.DRAFTS_SHIFTED, Proof.SUM, (line,))
+            yield Suspect(Cause.DRAFTS_SHIFTED, Proof.SUM, (f"{line}: drafts begin one token too {begins}",))
 
 
 def weak_drafter(case: Case, entropy: Entropy | None) -> Iterator[Suspect]:
@@ -128,22 +124,17 @@ class Entropy:
         the likeliest tokens by raw p bound it: the mass that they leave is one token, or spread evenly. Heat makes a
         distribution wider: without other rules p has the larger entropy above temperature 1.
         """
-        c = case.evidence
-        e = c.parents
+        c, e = case.evidence, case.evidence.parents
         roots = np.flatnonzero((e.row == c.root_row[e.step]) & c.told[e.step])
         params = [c.params[step] for step in e.step[roots].tolist()]
         uncut = np.array([not p.moved and not p.top_k and p.top_p == 1 and not p.min_p for p in params], np.bool_)
         if len(roots) < FEWEST or not (e.top_p.shape[1] or uncut.all()):
             return None
-        heat, sampled = np.array([p.temperature for p in params]), e.entropy[roots]
-        least, most = np.zeros(len(roots)), np.full(len(roots), math.log(WIDEST))
-        if e.top_p.shape[1]:
-            top = np.clip(e.top_p[roots], 0, 1)
-            rest = np.clip(1 - top.sum(axis=1), 0, 1)
-            shares = np.concatenate([top, rest[:, None]], axis=1)
-            least = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1)
-            most = least + rest * math.log(WIDEST)
-        known = uncut & (heat > 0)
+        heat, sampled, top = np.array([p.temperature for p in params]), e.entropy[roots], np.clip(e.top_p[roots], 0, 1)
+        rest = np.clip(1 - top.sum(axis=1), 0, 1)  # all, where none is listed
+        shares = np.concatenate([top, rest[:, None]], axis=1)
+        least = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1)
+        most, known = least + rest * math.log(WIDEST), uncut & (heat > 0)
         least = np.where(known & (heat <= 1), np.maximum(least, sampled), least)
         most = np.where(known & (heat >= 1), np.minimum(most, sampled), most)
         own, wide, given = (float(values.mean()) for values in (least, np.maximum(least, most), sampled))

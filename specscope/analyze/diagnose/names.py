@@ -23,8 +23,8 @@ from specscope.analyze.findings import Finding
 from specscope.analyze.locate.located import Proof
 from specscope.analyze.significance import tail_of_binomial
 from specscope.analyze.verify.chance import drafted
-from specscope.analyze.verify.coin_keys import BEFORE, CoinsOf
 from specscope.analyze.verify.drafts import most_cached
+from specscope.analyze.verify.exact import BEFORE, CoinsOf
 from specscope.analyze.verify.parents import NATS, q_bounds
 from specscope.analyze.verify.trial import Case, Step
 from specscope.plans.plan import StaticPlan

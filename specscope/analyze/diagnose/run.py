@@ -145,25 +145,19 @@ def rerun(session: JudgedCase, progress: Progress, problems: list[str]) -> list[
 
     failed = {one.name for one in session.audited.findings if one.result is CheckResult.FAILED}
     drafter, target = bool(failed & {*DRAFTER}), any(name.split()[0] in ("target", "final") for name in failed)
+    decided, drafts = any(check.name in DECISIONS for check in session.case.trial.failed), session.options.draft
     asked: dict[str, tuple[bool, Callable[[], list[Suspect]]]] = {
         "the target under named mistakes": (target, lambda: mistakes(session, drafter=False)),
-        "the drafter under named mistakes": (
-            drafter and session.options.draft is not None,
-            lambda: mistakes(session, drafter=True),
-        ),
-        "the decisions with other rows": (
-            any(check.name in DECISIONS for check in session.case.trial.failed),
-            lambda: other_decisions(session),
-        ),
+        "the drafter under named mistakes": (drafter and bool(drafts), lambda: mistakes(session, drafter=True)),
+        "the decisions with other rows": (decided, lambda: other_decisions(session)),
         "the final draws again": (not target and not drafter, lambda: shared_noise(session)),
     }
     suspects: list[Suspect] = []
     for number, (what, (wanted, ask)) in enumerate(asked.items()):
-        if not wanted:
-            continue
-        progress(what, number, len(asked))
         try:
-            suspects += ask()
+            if wanted:
+                progress(what, number, len(asked))
+                suspects += ask()
         except (UserError, RuntimeError) as error:  # a model of another form, or no memory
             problems.append(f"{what}: {first_line(error)}")
     return suspects

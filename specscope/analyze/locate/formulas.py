@@ -16,7 +16,7 @@ from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import CheckResult, Finding, Reference
 from specscope.analyze.locate.decided import ACCEPTANCE, FINAL, RESIDUAL, Q
 from specscope.analyze.locate.located import Located, Operation, Proof, Stage
-from specscope.analyze.verify.coin_keys import CoinsOf
+from specscope.analyze.verify.exact import CoinsOf
 from specscope.analyze.verify.trial import Case
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins, draw_number

@@ -13,9 +13,21 @@ import numpy as np
 from specscope.analyze.evidence.arrays import Indices, joined, lengths, numbers
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Finding
-from specscope.analyze.verify.coin_keys import coins_of, draw_numbers, own_key
-from specscope.analyze.verify.exact import HOPELESS, LEAST, RELATIVE, WHOLE, Check, childless, plan_of, with_children
-from specscope.analyze.verify.sums import FEW, share_of
+from specscope.analyze.verify.chance import FEW, share_of
+from specscope.analyze.verify.exact import (
+    HOPELESS,
+    LEAST,
+    RELATIVE,
+    WHOLE,
+    Check,
+    childless,
+    coins_of,
+    draw_numbers,
+    own_key,
+    plan_of,
+    undrawn,
+    with_children,
+)
 from specscope.plans.kinds import model_part, text_part
 from specscope.trace.record.coins import Stream
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
@@ -259,9 +271,3 @@ def coins_of_draws(c: Columns) -> Iterator[Finding]:
         lambda i: f"not coin {number[i]} of seed {c.params[c.step[i]].seed} at position {c.position[c.step[i]]}",
         undrawn(c) if c.ours else "the coins come from another engine",
     )
-
-
-def undrawn(c: Columns) -> str:
-    """Why no draft has a coin; "" where one has."""
-    untold = "the coins that drew drafts are not recorded"
-    return "" if c.drawn_by_coin.any() else untold if c.sampled.any() else "no draft was sampled"

@@ -39,7 +39,7 @@ from specscope.analyze.locate.model.search import Item
 from specscope.analyze.verify.trial import Case, Step
 from specscope.measure.locate.drive import Drive
 from specscope.trace.history.wording import plural
-from specscope.trace.record.coins import Stream, coins_at
+from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.records import FinalKind, RequestStep
 from specscope.trace.record.rules import MATCH, is_own
 from specscope.trace.record.tree import ROOT, Doubles, Drawn
@@ -149,10 +149,7 @@ class DecisionWatch:
         return None if why else judged
 
     def _ruled(self, side: str, some: Sequence[RuledStep]) -> None:
-        """p or q of a step's requests against the rules over the same logits.
-
-        Where some rows differ the step is kept, with the one before.
-        """
+        """p or q of a step's requests against the rules over the same logits; where rows differ the step is kept."""
         if some:
             rows, steps = self._rows(side, some)
             ours = torch.stack([step.ours[p.node] for step, p in zip(steps, rows.places.every, strict=True)])
@@ -229,8 +226,7 @@ class DecisionWatch:
     def ruled_out(self) -> Iterator[str]:
         """What agrees, a sentence each."""
         for side, operation in self.rules.items():
-            figures = self.held.get(operation, [])
-            if figures and not _wrong(figures):
+            if (figures := self.held.get(operation, [])) and not _wrong(figures):
                 rows = plural(len(figures), "row")
                 yield f"the sampling rules: {side} of {rows}, recomputed, is what they give for the engine's own logits"
         figures = [figure for name in self.verdict.values() for figure in self.held.get(name, [])]
@@ -245,11 +241,9 @@ class DecisionWatch:
 
 def _looks(name: str, wrong: Sequence[tuple[RequestStep, int | None]]) -> str:
     """What stands in place of a figure of an operation in these steps, by the columns of them; "" for nothing known."""
-    if name in (COIN, ENTROPY):
-        return ""
     c, nodes = Columns([part for part, _ in wrong]), [node or 0 for _, node in wrong]  # of final tokens: of the step
     at = np.arange(len(nodes)) if name == FINAL else c.start[:-1] + np.array(nodes, np.int64)
-    formulas = (formula for formula in FORMULAS.values() if formula.operation == name)
+    formulas = [formula for formula in FORMULAS.values() if formula.operation == name and name not in (COIN, ENTROPY)]
     return next((best.name for formula in formulas if (best := formula.best(c, at)) is not None), "")
 
 
@@ -257,11 +251,11 @@ def _figures(part: RequestStep, p: Mapping[int, Doubles], q: Mapping[int, Double
     """The figures of a step in the order of deciding, the engine's beside those of the formulas."""
     tree, notes, verdict = part.tree, part.parents, part.verdict
     assert verdict is not None
-    due = coins_at(np.array([seed], np.uint64), Stream.VERIFY, np.array([part.position]), np.array([len(tree) + 1]))
+    due, is_match = coins(seed, Stream.VERIFY, part.position, len(tree) + 1), verdict.rule == MATCH
     for node, above in enumerate(tree.parent.tolist()):
-        first = tree.children(above)[0] if verdict.rule == MATCH and verdict.outcome[node] else node
+        first = tree.children(above)[0] if is_match and verdict.outcome[node] else node
         yield Figure(COIN, "the coin", node, float(verdict.coin[node]), float(due[first + 1]), 0.0)
-    if not (verdict.rule == MATCH and verdict.kind is FinalKind.RECOVERED):
+    if not (is_match and verdict.kind is FinalKind.RECOVERED):
         yield Figure(COIN, "the final coin", None, verdict.final_coin, float(due[0]), 0.0)
     for node, above in enumerate(tree.parent.tolist()):
         right = float(p[above][tree.token[node]])

@@ -26,7 +26,6 @@ from specscope.measure.judges import audit_options
 from tests.analyze.judges.edits import case_of
 from tests.analyze.locate import planted
 from tests.faults.fault import Fault
-from tests.faults.healthy import HEALTHY
 from tests.faults.models import TARGET, tokens_of
 from tests.faults.planted.drafts import FAULTS as DRAFTS
 from tests.faults.planted.rules import params_of
@@ -179,10 +178,3 @@ def test_the_right_recipe_is_transformers_and_the_audits(tmp_path):
         rules = Rules(contexts.params, contexts.text[: contexts.prompt_len])
         shaped = rules.shaped(place.logits[None], [contexts.output(place.asked.judged.rows[place.node])])
         torch.testing.assert_close(row, rules.scores(shaped).softmax(-1)[0], atol=2e-6, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, setting in HEALTHY.items() if setting.params])
-def test_no_healthy_sampled_run_has_anything_located(name, tmp_path):
-    setting = HEALTHY[name]
-    assert located(tmp_path, setting.drafter, setting.params, tokens=setting.tokens, requests=setting.requests) == []

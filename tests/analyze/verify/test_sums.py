@@ -10,8 +10,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.significance import holm
-from specscope.analyze.verify.chance import drafted, surprisal
-from specscope.analyze.verify.sums import Likeliest, Sum
+from specscope.analyze.verify.chance import Likeliest, Sum, drafted, surprisal
 from specscope.analyze.verify.trial import judge
 from tests.analyze.synthetic import Synthetic
 from tests.analyze.verify.edits import check, failed

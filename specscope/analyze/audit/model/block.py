@@ -129,10 +129,9 @@ class BlockHead(Head):
 
     def fed(self, step: AuditedStep) -> int:
         """The rows of a step's block: as it tells them beside those that were committed, else as its tree is deep."""
-        notes = step.part.notes
-        if notes is None or not len(notes.rows):
-            return int(step.part.tree.max_depth) + self.first
-        return int(notes.rows[0]) - (step.rows[ROOT] - notes.cached)
+        notes, depth = step.part.notes, int(step.part.tree.max_depth)
+        is_told = notes is not None and len(notes.rows) > 0
+        return int(notes.rows[0]) - (step.rows[ROOT] - notes.cached) if notes and is_told else depth + self.first
 
     def _trees(self, asked: Sequence[Ask], text: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
         """The logits of some steps, whose roots are tokens of the text [T]: nodes of a depth share its row."""

@@ -67,9 +67,8 @@ class Head:
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         token = (self.config.get(name) for name in ("mask_token_id", "pard_token", "ptd_token_id"))
-        self.mask_token: int | None = next((t for t in token if t is not None), None)  # of a P-EAGLE head
-        if "mask_hidden" not in self.weights:
-            self.mask_token = None
+        given = next((t for t in token if t is not None), None)
+        self.mask_token: int | None = given if "mask_hidden" in self.weights else None  # of a P-EAGLE head
         self.three = "midlayer.hidden_norm.weight" in self.weights
         if not self.three and (flag := next((name for name in FLAGS if self.config.get(name)), "")):
             raise UserError(f"the head's config has `{flag}`, which an EAGLE-1 head does not have")
@@ -84,12 +83,10 @@ class Head:
         self.eps = float(config.rms_norm_eps)
         self.rotary: Any = LlamaRotaryEmbedding(config)
         self.act = ACT2FN[config.hidden_act]
-        kinds = self.config.get("layer_types") or []
-        window = int(self.config.get("sliding_window") or 0)
+        kinds, window = self.config.get("layer_types") or [], int(self.config.get("sliding_window") or 0)
         self.windows = [window if SLIDING in kinds[i : i + 1] else 0 for i in range(len(self.names))]  # 0: all
-        self.layers = (
-            _layers(self.config, int(target.config.get_text_config().num_hidden_layers)) if self.three else ("final",)
-        )
+        count = int(target.config.get_text_config().num_hidden_layers)
+        self.layers = _layers(self.config, count) if self.three else ("final",)
 
     def _take_vocabulary(self, target: Any, output: Tensor | None) -> None:  # noqa: ANN401
         """The embedding, and the projection to the vocabulary: its own where it has them, else the target's."""

@@ -171,11 +171,9 @@ class Modules(Head):
             rows: list[tuple[AuditedStep, int, int]] = []
             for step, node in deepest.values():
                 path, root = step.part.tree.token[step.part.tree.path_to(node)].tolist(), slot_of(step)
-                if len(path) >= module:
-                    guessed = range(max(root - module + 1, 0), root + 1)
-                    rows += [(step, slot, path[slot + module - root - 1]) for slot in guessed]
-            slots = torch.tensor([slot for _, slot, _ in rows])
-            first = len(kv[module][2])
+                guessed = range(max(root - module + 1, 0), root + 1) if len(path) >= module else ()
+                rows += [(step, slot, path[slot + module - root - 1]) for slot in guessed]
+            slots, first = torch.tensor([slot for _, slot, _ in rows]), len(kv[module][2])
             seen = torch.zeros(len(rows), first + len(rows), dtype=torch.bool)
             for row, (step, slot, _) in enumerate(rows):
                 seen[row, : max(slot_of(step) - module + 1, 0)] = True
