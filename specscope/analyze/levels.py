@@ -24,7 +24,7 @@ from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.tree import Bools, Doubles
 
-TOLD = 2  # changes of an engine that are told beside a load that explains them: more of them alternate with it
+TOLD = 8  # changes of an engine that are told beside a load that explains them: more of them alternate with it
 KNOWN = 0.9  # of the intervals, at least, tell a fact that is used
 TELLS = 0.5  # a condition's least correlation with the low intervals
 ELSEWHERE = "elsewhere"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from specscope.analyze.compare.bootstrap import Estimate, spanned
+import numpy as np
+
+from specscope.analyze.compare.bootstrap import FEWEST, Estimate, spanned
 from specscope.analyze.compare.failif import FailCondition, counted, judge, parse
 from specscope.analyze.compare.figures import FEWEST_DRAFTS
 from specscope.analyze.levels import Levels, levels
@@ -17,14 +19,17 @@ from specscope.analyze.table import Table, percent, share, told
 from specscope.errors import UserError
 from specscope.trace.history.conditions import COUNTED, RATE, TAU, Threshold, depth_rate
 from specscope.trace.history.interval import IntervalMeans, definitions, made_up
-from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.reading import read_capture
 
-INTERVALS = "Intervals assume independent drafts. Drafts of one request are not, so true intervals are wider."
-NOTE = f"One side or both hold counts only, so no requests are paired. 95 %: interval of the difference. {INTERVALS}"
+UNPAIRED = "One side or both hold counts only, so no requests are paired. 95 %: interval of the difference."
+ALIKE = "Intervals assume independent drafts. Drafts of one request are not, so true intervals are wider."
+APART = "Intervals follow from how much the requests of a run, or the intervals of a log, differ."
+DRAFT = "draft"
 NO_SPREAD = "a side reports no counts by position, so there is no interval"
 
 
@@ -39,6 +44,8 @@ class CountsSide:
     requests: int | None
     made_up: bool  # its verdicts, for a benchmark
     intervals: tuple[StepRecord, ...]
+    units: tuple[Acceptance, ...]  # of each request, or of each interval: drafts of one are alike
+    unit: str  # what these are; draft, where there are too few intervals to see how they differ
 
     # What its intervals tell, and their means: where there are no counts they are its figures
     told = cached_property[list[Aggregate]](lambda side: [step.aggregate for step in side.intervals if step.aggregate])
@@ -65,10 +72,23 @@ class CountsSide:
         rates = list(enumerate(a.per_position, 1))
         if rates and a.tau is not None:
             square = sum((2 * depth - 1) * (rate or 0.0) for depth, rate in rates)
-            error = math.sqrt(max(square - (a.tau - 1) ** 2, 0) / a.drafts)
-            of_rate = error * a.drafts / a.drafted if a.drafted else None
-        by_depth = {depth_rate(at): (r, r if r is None else math.sqrt(r * (1 - r) / a.drafts)) for at, r in rates}
+            alone = math.sqrt(max(square - (a.tau - 1) ** 2, 0) / a.drafts)
+            error = self._error(alone, lambda unit: (unit.accepted, unit.drafts))
+            if a.drafted:
+                of_rate = self._error(alone * a.drafts / a.drafted, lambda unit: (unit.accepted, unit.drafted))
+        by_depth = {
+            depth_rate(at): (r, r if r is None else self._error(math.sqrt(r * (1 - r) / a.drafts), partial(_at, at)))
+            for at, r in rates
+        }
         return {TAU: (self.means.length(a), error), RATE: (self.means.rate(a), of_rate), **by_depth}
+
+    def _error(self, alone: float, parts: Callable[[Acceptance], tuple[int, int]]) -> float:
+        """The standard error of a ratio of sums: as units differ, and at least that of independent drafts, `alone`."""
+        top, bottom = np.array([parts(unit) for unit in self.units], np.float64).reshape(-1, 2).T
+        if self.unit == DRAFT or len(top) < 2 or not bottom.any():
+            return alone
+        off = top - bottom * top.sum() / bottom.sum()
+        return max(alone, math.sqrt(len(top) / (len(top) - 1) * float(off @ off)) / float(bottom.sum()))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -103,8 +123,15 @@ class CountsComparison:
         moved = "rose" if tau.difference > 0 else "fell" if tau.difference < 0 else "stayed the same"
         ends = "" if tau.low is None else f", 95 %: {tau.interval(2)}"
         change = f"The acceptance length {moved}: {tau.text(tau.a, 2)} → {tau.text(tau.b, 2)}"
-        sure = "" if tau.low is None or tau.nonzero else "; this may be chance"
+        sure = "; this may be chance" if tau.difference and not tau.nonzero else ""
+        if tau.low is None:
+            sure = "" if tau.without_interval else f"; {plural(tau.clusters, tau.unit)} cannot show whether by chance"
         return f"{change} ({tau.text(tau.difference, 2, '+')}{ends}){sure}."
+
+    @property
+    def about_intervals(self) -> str:
+        """What they follow from."""
+        return ALIKE if DRAFT in (self.a.unit, self.b.unit) else APART
 
     def table(self) -> Table:
         """Figure, A, B, B - A and its interval."""
@@ -122,7 +149,7 @@ class CountsComparison:
                 marks = (side.means.mark if name == "drafts" else "" for side in sides)
                 counts = (mark + told(side.counts[name]) for mark, side in zip(marks, sides, strict=True))
                 rows.append((name, *counts, "", ""))
-        return Table("Acceptance", ("", "A", "B", "B - A", "95 %"), rows, NOTE)
+        return Table("Acceptance", ("", "A", "B", "B - A", "95 %"), rows, f"{UNPAIRED} {self.about_intervals}")
 
     @property
     def warnings(self) -> list[str]:
@@ -141,7 +168,7 @@ class CountsComparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         met = {"conditions": plain(self.conditions)} if self.conditions else {}
-        more = {"headline": self.headline, "note": NOTE}
+        more = {"headline": self.headline, "note": f"{UNPAIRED} {self.about_intervals}"}
         return {"counts_only": True, **more, **plain({"a": self.a, "b": self.b, "levels": self.levels}), **met}
 
 
@@ -166,14 +193,15 @@ def gate(paths: Sequence[str], text: str) -> tuple[FailCondition, ...]:
 def figures(a: CountsSide, b: CountsSide) -> list[Estimate]:
     """What a --fail-if can ask for, with intervals as far as the counts of both sides have a spread."""
     first, second, found = a.figures, b.figures, []
+    count, unit = min((side.acceptance.drafts if side.unit == DRAFT else len(side.units), side.unit) for side in (a, b))
     drafts = min(a.acceptance.drafts, b.acceptance.drafts)
     for name in {**first, **second}:
         (x, x_error), (y, y_error) = (side.get(name, (None, None)) for side in (first, second))
         change = None if x is None or y is None else y - x
-        figure = Estimate(name, x, y, change, significant=True, clusters=drafts, unit="draft", percent=name != TAU)
+        figure = Estimate(name, x, y, change, significant=True, clusters=count, unit=unit, percent=name != TAU)
         if x_error is None or y_error is None:
             figure = replace(figure, without_interval=NO_SPREAD)
-        elif x is not None and y is not None and drafts >= FEWEST_DRAFTS:
+        elif x is not None and y is not None and drafts >= FEWEST_DRAFTS and count >= FEWEST:
             of_logs = x > 0 and y > 0  # error(log x) = error(x) / x
             error = math.hypot(x_error / x, y_error / y) if of_logs else math.hypot(x_error, y_error)
             figure = spanned(figure, error, of_logs=of_logs)
@@ -181,9 +209,14 @@ def figures(a: CountsSide, b: CountsSide) -> list[Estimate]:
     return found
 
 
+def _at(depth: int, unit: Acceptance) -> tuple[int, int]:
+    """Drafts that accepted a token at a depth, and all of them."""
+    return sum(unit.accepted_at[depth - 1 : depth]), unit.drafts
+
+
 def _side(paths: Sequence[str]) -> CountsSide:
     total, warnings, steps = Acceptance(), list[str](), list[StepRecord]()
-    requests, counts_only = list[int | None](), False
+    requests, counts_only, units = list[int | None](), False, list[Acceptance]()
     for path in paths:
         reader = read_capture(path)
         history = reader.history
@@ -193,10 +226,13 @@ def _side(paths: Sequence[str]) -> CountsSide:
         counts_only |= bool(history.acceptance.aggregates) or history.figures_only
         told = [step.aggregate for step in history.steps if step.aggregate is not None]
         steps += history.steps
+        units += [request.acceptance for request in history.requests.values()] or [measure([each]) for each in told]
         requests += [1 if each.is_request else each.requests for each in told] or [len(history.requests)]
         warnings += [*reader.warnings, *filter(None, [history.figures_note])]
     intervals = tuple(step for step in steps if step.aggregate is not None)
     rules = {part.rule for step in steps for part in step.requests}
+    units = [unit for unit in units if unit.drafts and unit.knows("drafts", "drafted", "accepted", "accepted_at")]
+    unit = "request" if not intervals else "interval" if len(units) >= FEWEST else DRAFT
     return CountsSide(
         tuple(map(printable, paths)),
         total,
@@ -205,4 +241,6 @@ def _side(paths: Sequence[str]) -> CountsSide:
         requests=None if None in requests else sum(filter(None, requests)),
         made_up=made_up((step.aggregate for step in intervals if step.aggregate is not None), rules),
         intervals=intervals,
+        units=tuple(units),
+        unit=unit,
     )

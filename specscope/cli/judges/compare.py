@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from specscope.analyze.compare.comparison import compare as compare_sides
-from specscope.analyze.compare.counts import INTERVALS, CountsSide, compare_counts
+from specscope.analyze.compare.counts import CountsSide, compare_counts
 from specscope.analyze.compare.failif import parse
 from specscope.analyze.compare.result import SideFacts
 from specscope.analyze.compare.side import NoStepsError, read_sides
@@ -126,7 +126,7 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
     for table in (counts.table(), *levels(counts.levels)):
         console.print(table_block(table))
     if counts.conditions:
-        console.print(table_block(conditions(counts.conditions, INTERVALS)))
+        console.print(table_block(conditions(counts.conditions, counts.about_intervals)))
     for warning in (*counts.warnings, *counts.a.warnings, *counts.b.warnings):
         warn(warning)
     return code
