@@ -33,9 +33,9 @@ def render_trial(trial: Trial, console: Console) -> None:
 def verdict(trial: Trial) -> str:
     """The whole in a line: what was found, over how much, and what that does not cover."""
     checks, counts = trial.checks, Counter(check.result for check in trial.checks)
-    untested = trial.own_rule or (trial.sampler_untested and f"the sampler was not tested: {trial.sampler_untested}")
+    sampler = trial.sampler_untested and f"the sampler was not tested ({trial.sampler_untested})"
     rest = f"{plural(counts[CheckResult.PASSED], 'check')} passed, {counts[CheckResult.SKIPPED]} skipped"
-    untested = untested and f"; {untested}"
+    untested = f"; {trial.own_rule or sampler}" if trial.own_rule or sampler else ""
     if trial.exit is Exit.INCONSISTENT:
         names = ", ".join(check.name for check in trial.failed)
         return f"NOT CONSISTENT: {plural(len(trial.failed), 'check')} failed ({names}); {rest}{untested}"
@@ -43,7 +43,10 @@ def verdict(trial: Trial) -> str:
         return f"CANNOT BE JUDGED: {rest}"
     seen = next((check for check in checks if check.name == ACCEPTANCE and check.statistic is not None), None)
     least = "" if seen is None else f"; {seen.name} over {plural(seen.tested, seen.unit)}: {seen.note}"
-    return f"consistent: {rest}, over {plural(trial.steps, 'decode step')}{untested}{least}"
+    over = f"{rest}, over {plural(trial.steps, 'decode step')}"
+    if sampler and not trial.own_rule:
+        return f"consistent, but {sampler}: {over}{least}"
+    return f"consistent: {over}{untested}{least}"
 
 
 def render_check(check: Finding, source: str, console: Console) -> None:
