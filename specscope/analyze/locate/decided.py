@@ -60,7 +60,7 @@ class LeftRow:
 
 
 class HopelessError(Exception):
-    """Rounding may have moved the figures by more than can be judged."""
+    """Rounding may have moved the figures by more than can be judged, or they lead to a row that is not known."""
 
 
 @dataclass
@@ -122,6 +122,8 @@ class Decided:
         """p below a node, and q that its children were drawn from; None where they were not drawn."""
         children = self.tree.children(node)
         drawn = children and self.tree.drawn[children[0]] != Drawn.DETERMINISTIC
+        if node not in self.p or (drawn and node not in self.q):  # nobody computed it: the engine did not come here
+            raise HopelessError
         return LeftRow(self.p[node]), LeftRow(self.q[node]) if drawn else None
 
     # The rules
@@ -206,7 +208,7 @@ class Decided:
 
 
 def decide(verdict: Verdict, tree: DraftTree, p: Mapping[int, Doubles], q: Mapping[int, Doubles]) -> Decided:
-    """The figures of a step, up to where rounding may have moved them too far."""
+    """The figures of a step, up to where rounding may have moved them too far, or to a row that is not known."""
     decided = Decided(verdict, tree, p, q)
     try:
         if verdict.rule == STANDARD:

@@ -177,7 +177,8 @@ class DecisionWatch:
         for figure in _figures(part, p, q, self.contexts[part.request].params.seed):
             self.held[self.verdict[figure.operation]].append(replace(figure, where=judged.at(figure.node)))
             if figure.differs:
-                if len(self.wrong[figure.operation]) < KEPT:
+                is_number = figure.what not in ("outcome", "kind")  # of which a formula may give another
+                if is_number and len(self.wrong[figure.operation]) < KEPT:
                     self.wrong[figure.operation].append((part, figure.node))
                 return
 
@@ -212,7 +213,7 @@ class DecisionWatch:
         text = f"{words}: {count} differ, over the engine's own p, q and coins"
         smallest = f"{first.where}: {SHOWN.get(first.what, first.what)} is {first.ours:.6g} in the engine and "
         smallest += f"{first.right:.6g} by the formula"
-        looks = _looks(operation.name, self.wrong[operation.name])
+        looks = _looks(operation.name, self.wrong[operation.name]) if self.wrong[operation.name] else ""
         return Located(operation, text, looks, smallest, first.where, len(wrong), len(wrong), unit)
 
     def walk(self) -> Walk | None:

@@ -251,6 +251,15 @@ def decided_by_the_root(right, batch, row, children, p, found, _):
     return None, p
 
 
+@replaced(BatchEvidence, "draw_final")
+def likeliest_left(draw_final, self, batch, tree, left):
+    """After a rejection the final token is the residual's likeliest, whatever its coin."""
+    draw_final(self, batch, tree, left)
+    if self.recovered[tree]:
+        token = int(left.row.argmax())
+        self.final(tree, token, left.prob(token), 1.0)
+
+
 p_again = tried(final=lambda whole, p, q: whole)
 TREE, CHAIN, HOT = "early tree warm", "early chain warm", "early chain hot"
 FAULTS = [
@@ -260,6 +269,7 @@ FAULTS = [
     Fault("final from p, lookup", Cause.FINAL_NOT_RESIDUAL, p_again, "ngram tree warm"),
     Fault("accepted by p", Cause.RATIO_TEST, tried(ratio=lambda p: p), CHAIN),
     Fault("noise again", Cause.COINS, noise_again, HOT, rare=0),
+    Fault("final is the likeliest", Cause.FINAL_NOT_RESIDUAL, likeliest_left, TREE, rare=0),
     Fault("coin again", Cause.COINS, coin_again, HOT),
     Fault("one coin for all nodes", Cause.COINS, VERDICTS(one_for_all_nodes), TREE),
     Fault("one coin for all steps", Cause.COINS, VERDICTS(of_no_step), CHAIN),

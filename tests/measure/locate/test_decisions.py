@@ -112,6 +112,7 @@ FAULTS = {
     ),
     "head": Planted(louder_now_and_then, "eagle tree", "drafter: lm_head", "1.05"),
     "block": Planted(without_the_path, "early chain", "verdict: acceptance", rule="block"),
+    "decision": Planted(tried(accept=lambda coin, a, q: coin * 1.1 < a), "early chain", "verdict: acceptance"),
     "residual": Planted(tried(reject=unchanged), "ngram tree", "verdict: residual"),
     "q": Planted(q_doubled_where_late, "early tree", "verdict: q"),
     "p of the next request": Planted(judged_by_the_next_request, "early chain", "verdict: p", params=HOT),
@@ -146,6 +147,7 @@ def test_a_fault_behind_the_logits_has_a_place(tmp_path, name, dtype):
     assert planted.place in places, (places, found.unexplained, found.ruled_out, found.left_out, found.declined)
     first = found.located[places.index(planted.place)]
     assert planted.looks in first.looks, (first.looks, first.sentence)
+    assert name != "decision" or not first.looks  # a is right: no formula stands in its place
     assert first.smallest
 
 

@@ -6,6 +6,7 @@ at work all along, or in one step alone, that one or shortly before. And the fin
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from torch import Tensor
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.rows import Models, recorded, rows_of
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import JudgedCase, Suspect
+from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, JudgedCase, Suspect
 from specscope.analyze.diagnose.rerun import head as heads
 from specscope.analyze.diagnose.rerun import target as targets
 from specscope.analyze.locate.decided import decide, interval_of
@@ -299,7 +300,7 @@ def shared_noise(session: JudgedCase) -> list[Suspect]:
         return []
     names = list(dict.fromkeys(step.request for step in steps))
     chosen = {*names[:: max(1, len(names) // REDRAWN)][:REDRAWN]}
-    steps, total, others = [step for step in steps if step.request in chosen], 0, list[Step]()
+    steps, total, others, likeliest = [step for step in steps if step.request in chosen], 0, list[Step](), list[float]()
     of_p, of_q = (_rows(case, session.models, what, steps) for what in "pq")
     for step in steps:
         p, q, token = of_p.get(step.key, {}), of_q.get(step.key, {}), step.verdict.token
@@ -313,8 +314,12 @@ def shared_noise(session: JudgedCase) -> list[Suspect]:
             continue  # what could not be drawn at all has another cause
         (low, high), border, total = interval_of(found.left.value, token), max(rounding, BORDER), total + 1
         others += [] if low - border <= step.verdict.final_coin <= high + border else [step]
+        likeliest += [high - low] if token == found.left.value.argmax() else []
     if len(others) <= max(2, 0.05 * total):
         return []
+    if len(likeliest) == total and math.fsum(map(math.log, likeliest)) <= LOG_CHANCE:
+        line = f"the recovered token is the residual's likeliest in all of {total:,} draws: no coin draws it"
+        return [Suspect(Cause.FINAL_NOT_RESIDUAL, Proof.ROWS, (line,), example=others[0].reference(), rerun=True)]
     line = f"the recorded coin draws another token from the residual in {len(others):,} of {total:,} draws"
     return [Suspect(Cause.COINS, Proof.ROWS, (line,), example=others[0].reference(), rerun=True)]
 
