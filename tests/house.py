@@ -17,8 +17,8 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (10188, 9300),
     "remote": (1700, 1700),
     "watch": (1850, 1850),
-    "analyze": (19113, 15700),
-    "measure": (4048, 3300),
+    "analyze": (19120, 15700),
+    "measure": (4049, 3300),
     "engine": (2697, 2350),
     "plans": (966, 850),
     "speculate": (3302, 2700),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (694, 320),
     "bench, train": (0, 0),
     "top level": (887, 600),
-    "all": (72296, 64500),
+    "all": (72304, 64500),
     "benchmarks": (3304, 3300),
 }
 TESTS_BUDGET = 40_500
