@@ -3,13 +3,17 @@
 A verification is seen where the worker launches it, and its result where the scheduler takes it, later where steps
 overlap: first in, first out, and checked by the requests' ids. What they call is SGLang's own, once, with what it was
 called with; nothing before the result is taken waits for the device.
+
+Signatures decide which version is known, and not numbers: 0.5.21 to 0.5.23 are, and another one is used where it fits.
+Where it does not, nothing is wrapped, and the plugin says what differs.
 """
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
@@ -17,13 +21,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.sglang import known
 from specscope.sglang.verification import Verification, VerifierResult
-from specscope.sglang.witness import Prefilled, ResultWitness
-from specscope.trace.inside.hooking import ErrorGuard, HookedCall, log
+from specscope.sglang.witness import ResultWitness
+from specscope.trace.inside.hooking import ErrorGuard, Functions, HookedCall, differing, log
 from specscope.trace.inside.trees import VerificationError
 from specscope.trace.record.rules import UNSEEN
 
+VERIFY = "sglang.srt.speculative.eagle_utils"
+DRAFT = "sglang.srt.speculative.eagle_worker_v2"
+DFLASH = "sglang.srt.speculative.dflash_worker_v2"
+RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor"
+TREE = "sglang.kernels.ops.speculative.sampling"
+CHAIN = "sglang.kernels.ops.speculative.reject_sampling"
+OPTIONAL = (TREE, DFLASH)  # where they cannot be imported, on this device or at all, SGLang does without them
+
+_SAMPLING = (
+    "predicts accept_index accept_token_num candidates retrive_index retrive_next_token retrive_next_sibling "
+    "uniform_samples uniform_samples_for_final_sampling target_probs draft_probs threshold_single threshold_acc "
+    "deterministic"
+)
+_EAGLE = "verify_input batch logits_output grammar_mask uno_target_max_top_k"
+_BLOCK = "self candidates next_token_logits sampling_info draft_input prefix_lens bs"
+WRAPPED: Mapping[str, Functions] = {
+    VERIFY: {
+        "eagle_sample": (_EAGLE, f"{_EAGLE} watermark_state watermark_full_mask"),  # the second since 0.5.22
+        "organize_draft_results": "score_list token_list parents_list num_draft_token",
+        "_verify_uses_greedy": "is_all_greedy is_cpu is_hip is_xpu use_rejection_sampling",
+    },
+    DRAFT: {"EagleDraftWorker.draft": "self batch with_topology"},
+    DFLASH: {"DFlashWorkerV2._accept_block": (_BLOCK, f"{_BLOCK} target_predict")},  # the second since 0.5.23
+    RESULTS: {
+        "SchedulerBatchResultProcessor._resolve_spec_v2_tokens": "self result batch",
+        "SchedulerBatchResultProcessor.process_batch_result_decode": "self batch result",
+        "SchedulerBatchResultProcessor.process_batch_result_prefill": "self batch result",
+    },
+    TREE: {"tree_speculative_sampling_target_only": _SAMPLING},
+    CHAIN: {"chain_speculative_sampling_triton": (_SAMPLING, f"{_SAMPLING} block_verification")},  # since 0.5.22
+}
 MOST_PENDING = 64  # verifications whose results have not been taken; SGLang overlaps two
 
 
@@ -55,17 +89,16 @@ class ServerHooks:
 
     def targets(self) -> Mapping[str, Mapping[str, Callable[[HookedCall], Any]]]:
         """What goes around which function, by module."""
-        results = "SchedulerBatchResultProcessor."
         return {
-            known.VERIFY: {"eagle_sample": self.sample, "organize_draft_results": self.organize},
-            known.DRAFT: {"EagleDraftWorker.draft": self.draft},
-            known.DFLASH: {"DFlashWorkerV2._accept_block": self.accept_block},
-            known.TREE: {"tree_speculative_sampling_target_only": partial(self.sampling, chain=False)},
-            known.CHAIN: {"chain_speculative_sampling_triton": partial(self.sampling, chain=True)},
-            known.RESULTS: {
-                f"{results}_resolve_spec_v2_tokens": self.resolve,
-                f"{results}process_batch_result_decode": self.decoded,
-                f"{results}process_batch_result_prefill": self.prefilled,
+            VERIFY: {"eagle_sample": self.sample, "organize_draft_results": self.organize},
+            DRAFT: {"EagleDraftWorker.draft": self.draft},
+            DFLASH: {"DFlashWorkerV2._accept_block": self.accept_block},
+            TREE: {"tree_speculative_sampling_target_only": partial(self.sampling, chain=False)},
+            CHAIN: {"chain_speculative_sampling_triton": partial(self.sampling, chain=True)},
+            RESULTS: {
+                "SchedulerBatchResultProcessor._resolve_spec_v2_tokens": self.resolve,
+                "SchedulerBatchResultProcessor.process_batch_result_decode": self.decoded,
+                "SchedulerBatchResultProcessor.process_batch_result_prefill": self.prefilled,
             },
         }
 
@@ -102,7 +135,7 @@ class ServerHooks:
         begin: Callable[[Mapping[str, Any]], Verification | None],
         result: Callable[[Verification, Any], VerifierResult],
     ) -> Any:
-        seen = self._guard.safely(lambda: begin(call.given))
+        seen = self._guard.safely(lambda: begin(call.given) if self._records_here() else None)
         if seen is None:
             return call()
         began, self._running = time.time_ns(), seen
@@ -117,7 +150,7 @@ class ServerHooks:
 
     def _begin(self, called: Mapping[str, Any]) -> Verification | None:
         verify, batch = called["verify_input"], called["batch"]
-        if batch.forward_mode.is_idle() or not self._records_here():
+        if batch.forward_mode.is_idle():
             return None
         sampling, logits = batch.sampling_info, called["logits_output"].next_token_logits
         changes = ("acc_additive_penalties", "acc_scaling_penalties", "logit_bias")
@@ -125,8 +158,7 @@ class ServerHooks:
         written |= called.get("grammar_mask") is not None
         by_uno = called.get("uno_target_max_top_k") is not None  # it draws what is compared
         marked = called.get("watermark_state") is not None and sampling.has_watermark_candidates  # in a copy
-        n = verify.draft_token_num
-        is_tree = verify.tree_topk != 1
+        n, is_tree = verify.draft_token_num, verify.tree_topk != 1
         return Verification(
             rids=tuple(req.rid for req in batch.reqs),
             candidates=verify.draft_token.reshape(len(batch.seq_lens), n).to(torch.int64),
@@ -141,8 +173,6 @@ class ServerHooks:
         )
 
     def _begin_block(self, called: Mapping[str, Any]) -> Verification | None:
-        if not self._records_here():
-            return None
         sampling, logits = called["sampling_info"], called["next_token_logits"]
         greedy = sampling is None or sampling.is_all_greedy or called.get("target_predict") is not None
         candidates = called["candidates"].to(torch.int64)
@@ -154,9 +184,9 @@ class ServerHooks:
     def greedily(self) -> bool:
         """Whether SGLang decodes every request greedily here, whatever its temperature."""
         verify = self._verify
-        ratios = bool(verify.get_spec().speculative_use_rejection_sampling)
-        flags = {"is_cpu": verify._is_cpu, "is_hip": verify._is_hip, "is_xpu": verify._is_xpu}
-        return bool(verify._verify_uses_greedy(is_all_greedy=False, use_rejection_sampling=ratios, **flags))
+        flags = {name: getattr(verify, f"_{name}") for name in ("is_cpu", "is_hip", "is_xpu")}
+        flags["use_rejection_sampling"] = bool(verify.get_spec().speculative_use_rejection_sampling)
+        return bool(verify._verify_uses_greedy(is_all_greedy=False, **flags))
 
     def _ended(self, seen: Verification, outcome: VerifierResult) -> None:
         if seen.gathered is None and seen.all_greedy and seen.logits is not None:
@@ -172,8 +202,7 @@ class ServerHooks:
     def sampling(self, call: HookedCall, *, chain: bool) -> Any:
         """A kernel that draws from the target alone; `chain`: one that judges chains by p / q."""
         made = call()
-        seen = self._running
-        if seen is not None:
+        if (seen := self._running) is not None:
             self._guard.safely(lambda: seen.sampled(call.given, chain=chain))
         return made
 
@@ -181,9 +210,7 @@ class ServerHooks:
 
     def resolve(self, call: HookedCall) -> Any:
         """The host learns which tokens came out; of requests that have ended meanwhile they are dropped."""
-        self._skipped = self._guard.safely(
-            lambda: [bool(req.is_retracted or req.finished()) for req in call.given["batch"].reqs]
-        )
+        self._skipped = self._guard.safely(_dropped, call)
         return call()
 
     def decoded(self, call: HookedCall) -> Any:
@@ -195,14 +222,11 @@ class ServerHooks:
 
     def _decoded(self, called: Mapping[str, Any], began_ns: int) -> None:
         batch, result, skipped = called["batch"], called["result"], self._skipped
-        if not self._records_here():
+        if not self._records_here() or not batch.reqs:
             return
-        if skipped is None or not batch.reqs:
-            if batch.reqs and batch.spec_algorithm.is_none():
-                self._guard.step_aside("SGLang runs without speculation")
-            return
-        seen = self._take(tuple(req.rid for req in batch.reqs))
-        if seen is None:
+        if skipped is None and batch.spec_algorithm.is_none():
+            self._guard.step_aside("SGLang runs without speculation")
+        if skipped is None or (seen := self._take(tuple(req.rid for req in batch.reqs))) is None:
             return
         judged = seen.judged()[: len(batch.reqs)]  # a batch may be padded behind its requests
         counts, theirs = [each.judged.verdict.accepted + 1 for each in judged], result.accept_lens.tolist()
@@ -227,22 +251,19 @@ class ServerHooks:
     def prefilled(self, call: HookedCall) -> Any:
         """The result of a prefill is taken."""
         began = time.time_ns()
-        before = self._guard.safely(lambda: [_prefilled(req) for req in call.given["batch"].reqs])
+        before = self._guard.safely(lambda: [_before_prefill(req) for req in call.given["batch"].reqs])
         made = call()
         if before:
             self._guard.safely(lambda: self._prefilled(call.given, before, began))
         return made
 
-    def _prefilled(self, called: Mapping[str, Any], before: list[Prefilled], began_ns: int) -> None:
+    def _prefilled(self, called: Mapping[str, Any], before: list[tuple[bool, bool]], began_ns: int) -> None:
         processor, batch = called["self"], called["batch"]
         if self._records_here() and processor.is_generation:
             self._opened(processor, batch).prefilled(batch, before, began_ns)
 
     def _opened(self, processor: Any, batch: Any) -> ResultWitness:
-        if self._witness is None:
-            self._witness = self._open(processor, batch.reqs[0])
-            if self._witness.run.speculation.get("decoded_greedily"):
-                log.warning("specscope: on this device SGLang decodes greedily at any temperature")
+        self._witness = self._witness or self._open(processor, batch.reqs[0])
         return self._witness
 
 
@@ -258,6 +279,23 @@ def _dropped(call: HookedCall) -> list[bool]:
     return [bool(req.is_retracted or req.finished()) for req in call.given["batch"].reqs]
 
 
-def _prefilled(req: Any) -> Prefilled:
+def _before_prefill(req: Any) -> tuple[bool, bool]:
+    """(Whether it has ended or lost its KV, so that what comes is dropped; whether its prompt goes on)."""
     in_prompt = req.inflight_middle_chunks > 0
-    return Prefilled(bool(req.is_retracted or (req.finished() and not in_prompt)), in_prompt)
+    return bool(req.is_retracted or (req.finished() and not in_prompt)), in_prompt
+
+
+def imported() -> Iterator[tuple[str, ModuleType]]:
+    """Each of these modules with its name, but for those that this device has not."""
+    for name in WRAPPED:
+        try:
+            yield name, importlib.import_module(name)
+        except Exception as error:
+            if name not in OPTIONAL:
+                raise
+            log.warning("specscope: without %s: %r", name, error)
+
+
+def difference(modules: Iterable[ModuleType]) -> str:
+    """What the hooks would wrap in these modules, and is not as they know it, the first one; "" where all is."""
+    return next((line for module in modules for line in differing(module, WRAPPED[module.__name__])), "")

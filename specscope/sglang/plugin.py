@@ -7,11 +7,10 @@ import sys
 import time
 from typing import Any
 
-from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall, around, log
 from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import DEBUG, PluginSettings
-from specscope.trace.inside.sinks import Outlet, start_line, warn
+from specscope.trace.inside.sinks import Outlet
 
 ENGINE = "sglang.srt.entrypoints.engine"
 GRACE_SECONDS = 1.0  # for what a scheduler writes within 50 ms, on a busy machine
@@ -27,8 +26,7 @@ def register() -> None:
 
 
 def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
-    from specscope.sglang import known
-    from specscope.sglang.hooks import ServerHooks
+    from specscope.sglang import hooks as known
     from specscope.trace.inside.recorder import version_of
 
     registry = importlib.import_module(REGISTRY)
@@ -36,10 +34,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         registry.HookRegistry.register(f"{ENGINE}.Engine.shutdown", around(before_shutdown), registry.HookType.AROUND)
     if known.RESULTS not in sys.modules:
         return  # the frontend, or the detokenizer: nothing is verified here
-    try:
-        settings.check()
-    except UserError as error:
-        guard.step_aside(str(error))
+    if not settings.are_usable(guard):
         return
     if settings.debug:
         log.warning("specscope: %s applies to vLLM only: SGLang cannot be stopped at a decision", DEBUG)
@@ -51,7 +46,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     if line := known.difference(modules.values()):
         guard.step_aside(f"SGLang {version} is unknown to specscope: {line}. `specscope watch` reads its counters")
         return
-    hooks: ServerHooks = ServerHooks(
+    hooks: known.ServerHooks = known.ServerHooks(
         modules[known.VERIFY],
         lambda processor, req: open_witness(processor, req, settings, guard, hooks),
         guard,
@@ -79,19 +74,17 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
     """The witness of this process, with its sinks."""
     from specscope.sglang.run_info import run_info, settings_of
     from specscope.sglang.witness import ResultWitness
-    from specscope.trace.inside.recorder import Recorder, vocabulary_of
-    from specscope.trace.record.vocabulary import Vocabulary
+    from specscope.trace.inside.recorder import Recorder
 
     context = importlib.import_module(CONTEXT)
-    speculation = settings_of(context.get_spec(), greedily=hooks.greedily())
-    evidence = "full" if settings.full else "lean"
-    run = run_info(context.get_server_args(), processor.model_config, req, speculation, evidence, settings.privacy)
-    if settings.privacy.remark:
-        log.warning("specscope: %s", settings.privacy.remark)
-    vocabulary = Vocabulary() if settings.privacy else vocabulary_of(lambda: req.tokenizer, warn)
+    speculation = settings_of(context.get_spec(), greedily=(greedily := hooks.greedily()))
+    if greedily:
+        log.warning("specscope: on this device SGLang decodes greedily at any temperature")
+    config = processor.model_config
+    run = run_info(context.get_server_args(), config, req, speculation, settings.evidence, settings.privacy)
     rank = int(getattr(context.get_parallel(), "dp_rank", None) or 0)
-    outlet = Outlet(settings, run, vocabulary, guard, (rank,))
-    made = ResultWitness(Recorder(run, vocabulary, outlet.publish))
+    outlet = Outlet(settings, run, lambda: req.tokenizer, guard, (rank,))
+    made = ResultWitness(Recorder(run, outlet.vocabulary, outlet.publish))
 
     def close() -> None:
         if hooks.lost:
@@ -99,5 +92,5 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
         outlet.close(copied=made.bytes, steps=made.recorder.steps)
 
     at_exit(close)
-    warn(start_line(f"SGLang {run.versions['sglang']}", run, run.drafter, outlet.places, outlet.lacking))
+    outlet.announce(f"SGLang {run.versions['sglang']}", run.drafter)
     return made

@@ -8,8 +8,8 @@ from typing import Any
 
 from specscope.plans.kinds import drafter_named
 from specscope.trace.checked import decoded
-from specscope.trace.inside.recorder import label, params_of, run_of, version_of
-from specscope.trace.record.params import FORM, NO_SEED, SamplingParams
+from specscope.trace.inside.recorder import ReadParams, label, params_of, run_of, version_of
+from specscope.trace.record.params import FORM
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason, RunInfo
 
@@ -21,6 +21,7 @@ SETTINGS = (
 GREEDILY = "decoded_greedily"  # a setting of ours: every request is, whatever its temperature
 IGNORED = "ignored by SGLang"
 FORMS = ("json_schema", "regex", "ebnf", "structural_tag")
+SAME = ("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")
 ALL = 1 << 30  # top_k of a request that asks for none
 
 
@@ -57,63 +58,57 @@ def run_info(
         str(args.model_path),
         str(settings.get("speculative_draft_model_path", "")),
         config.dtype,
-        revision=str(getattr(args, "revision", None) or ""),
+        revision=getattr(args, "revision", None),
         drafter=drafter_named(str(settings["method"])),  # the algorithm itself is in RunInfo.speculation
         tree=tree_string(settings),
-        seed=int(getattr(args, "random_seed", None) or 0),
+        seed=getattr(args, "random_seed", None),
         eos_tokens=tuple(sorted(getattr(req, "eos_token_ids", None) or ())),
         max_context=int(config.context_len),
-        blocks=0,
-        block_size=int(getattr(args, "page_size", None) or 1),
+        block_size=getattr(args, "page_size", None),
         evidence=evidence,
         speculation=settings,
         privacy=privacy,
     )
 
 
-def read_params(params: Any, *, greedily: bool) -> tuple[SamplingParams, dict[str, str]]:
+def read_params(params: Any, *, greedily: bool) -> ReadParams:
     """(The parameters that specscope has, the others as labels). `params`: SGLang's, which it has normalised.
 
     There a request that asked for temperature 0 has top_k 1.
     """
-    labels = dict([NO_SEED]) if params.sampling_seed is None else {}
+    labels, greedy = {}, params.top_k == 1
     if params.min_p:
         labels[IGNORED] = f"min_p={params.min_p}"  # where it speculates
     if params.logit_bias:
         labels["logit_bias"] = label(params.logit_bias)
     if form := next((name for name in FORMS if getattr(params, name, None)), None):
         labels[FORM] = label(f"{form}: {getattr(params, form)}")
-    greedy = params.top_k == 1
     if greedily and not greedy:
         labels["temperature"] = f"{params.temperature:g} was requested, but this device decodes greedily"
-    stop = params.stop_strs or ()
     values: dict[str, Any] = {
-        "temperature": 0.0 if greedy or greedily else params.temperature,
-        "top_k": 0 if greedy or greedily or params.top_k >= ALL else max(params.top_k, 0),
-        "top_p": 1.0 if greedy or greedily else params.top_p,
-        "repetition_penalty": params.repetition_penalty,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "seed": params.sampling_seed or 0,
-        "max_tokens": SamplingParams().max_tokens if params.max_new_tokens is None else params.max_new_tokens,
-        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
-        "ignore_eos": bool(params.ignore_eos),
-        "stop_token_ids": tuple(sorted(params.stop_token_ids or ())),
-        "min_tokens": params.min_new_tokens or 0,
+        **{name: getattr(params, name) for name in SAME},
+        "seed": params.sampling_seed,
+        "max_tokens": params.max_new_tokens,
+        "stop": params.stop_strs,
+        "stop_token_ids": sorted(params.stop_token_ids or ()),
+        "min_tokens": params.min_new_tokens,
     }
+    if not (greedy or greedily):
+        top_k = 0 if params.top_k >= ALL else max(params.top_k, 0)
+        values |= {"temperature": params.temperature, "top_k": top_k, "top_p": params.top_p}
     return params_of(values, labels)
 
 
 def end_reason(req: Any, eos: tuple[int, ...]) -> tuple[FinishReason, str, str]:
     """(Why a finished request ended, the stop string that matched, what went wrong). By what its reason says of it."""
-    said = req.finished_reason.to_json()
+    said, params = req.finished_reason.to_json(), req.sampling_params
     matched = said.get("matched")
     if said["type"] == "length":
         return FinishReason.LENGTH, "", ""
     if said["type"] == "abort":
-        wrong = said.get("status_code") is not None
-        return (FinishReason.ERROR, "", str(said.get("message"))) if wrong else (FinishReason.CANCELLED, "", "")
-    if isinstance(matched, str):
-        return FinishReason.STOP, matched if matched in (req.sampling_params.stop_strs or ()) else "", ""
-    is_eos = matched in eos and not req.sampling_params.ignore_eos
-    return FinishReason.EOS if is_eos else FinishReason.STOP, "", ""
+        failed = said.get("status_code") is not None
+        return (FinishReason.ERROR, "", str(said.get("message"))) if failed else (FinishReason.CANCELLED, "", "")
+    if matched in eos and not params.ignore_eos:
+        return FinishReason.EOS, "", ""
+    is_asked = isinstance(matched, str) and matched in (params.stop_strs or ())
+    return FinishReason.STOP, matched if is_asked else "", ""

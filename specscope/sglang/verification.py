@@ -7,17 +7,16 @@ they are looked at, never changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from specscope.trace.inside.gather import Rows, gather
 from specscope.trace.inside.gathered import Gathered, Sent
-from specscope.trace.inside.trees import JudgedRequest, SentNumbers, judged
+from specscope.trace.inside.trees import JudgedRequest, judged, sent_numbers, slots_above
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, THRESHOLDS
 
 
@@ -101,24 +100,8 @@ class Verification:
         """
         for copy in self._copies:
             copy.wait()
-        return judged(unpacked(self), self.gathered, self.rule)
-
-
-def parents_of(first_child: Tensor, next_sibling: Tensor) -> Tensor:
-    """[B, n] the parent's slot of each slot; a slot that nothing leads to, the root among them, has 0.
-
-    Each slot looks for the eldest of its siblings in log2(n) steps, and that one's parent is known.
-    """
-    batch, n = first_child.shape
-    first_child, next_sibling = first_child.clamp_max(n - 1), next_sibling.clamp_max(n - 1)
-    slots = torch.arange(n, device=first_child.device).expand(batch, n)
-    nowhere = torch.full((batch, 1), n, device=first_child.device)  # where links of -1 point
-    elder = torch.cat([slots, nowhere], dim=1).scatter(1, torch.where(next_sibling < 0, n, next_sibling), slots)
-    elder[:, n] = n
-    for _ in range(max(n - 1, 1).bit_length()):
-        elder = elder.gather(1, elder)
-    parent = torch.zeros_like(elder).scatter(1, torch.where(first_child < 0, n, first_child), slots)
-    return parent.gather(1, elder)[:, :n]
+        assert self.sent is not None
+        return judged(sent_numbers(self.sent.read()), self.gathered, self.rule)
 
 
 def _rows(seen: Verification, outcome: VerifierResult, called: Mapping[str, Any] | None) -> Rows:
@@ -134,7 +117,7 @@ def _rows(seen: Verification, outcome: VerifierResult, called: Mapping[str, Any]
     if seen.first_child is None or seen.next_sibling is None:
         parent = (slots - 1).clamp_min(0)
     else:
-        parent = parents_of(seen.first_child, seen.next_sibling)
+        parent = slots_above(seen.first_child, seen.next_sibling)
     requests = torch.arange(batch, device=device)
     judges = (requests[:, None] * n + parent[:, 1:]).flatten()
     # An index beyond its tensor would end the whole process on a device: whatever is wrong here, SGLang goes on
@@ -153,10 +136,6 @@ def _rows(seen: Verification, outcome: VerifierResult, called: Mapping[str, Any]
         greedy=seen.greedy,
         raw=lambda some: raw[judges[some]].float(),
         target=lambda low, high: logits[judges[low:high]].float(),
-        probs=None,
-        q=None,
-        whole=None,
-        whole_q=None,
         vocabulary=logits.shape[-1],
     )
     if called is None:
@@ -175,26 +154,3 @@ def _rows(seen: Verification, outcome: VerifierResult, called: Mapping[str, Any]
         rows.coins = coins.gather(1, parent[:, 1:]).flatten()
         rows.whole_q = lambda low, high: q[last[low:high]]
     return rows
-
-
-def unpacked(seen: Verification) -> Sequence[SentNumbers]:
-    """What `ended` sent, a request each."""
-    assert seen.sent is not None
-    sent, n = seen.sent.read(), seen.candidates.shape[1]
-    requests = []
-    for b, count in enumerate(sent["accepted"].tolist()):
-        row = {name: values.reshape(len(sent["accepted"]), -1)[b] for name, values in sent.items()}
-        requests.append(
-            SentNumbers(
-                accepted=count,
-                context=int(row["context"][0]),
-                candidates=row["candidates"],
-                first_child=row.get("first_child"),
-                next_sibling=row.get("next_sibling"),
-                path=row["index"][1 : 1 + count].astype(np.int64) - b * n,
-                given=row["given"][: 1 + count].tolist(),
-                final_coin=float(row["final_coin"][0]) if "final_coin" in row else 0.0,
-                scores=row.get("scores"),
-            )
-        )
-    return requests

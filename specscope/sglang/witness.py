@@ -31,14 +31,6 @@ class Tracked:
         return len(self.req.output_ids_through_stop) - self.known.emitted
 
 
-@dataclass(frozen=True)
-class Prefilled:
-    """How things stood with a request before the result of a prefill was taken."""
-
-    skipped: bool  # it had ended, or lost its KV: what came is dropped
-    in_prompt: bool  # its prompt does not end in this chunk
-
-
 class ResultWitness:
     """What SGLang's hooks tell, put together a result at a time."""
 
@@ -47,16 +39,19 @@ class ResultWitness:
         self._requests: dict[str, Tracked] = {}
         self._admitted: list[RequestInfo] = []
 
-    def prefilled(self, batch: Any, before: Sequence[Prefilled], began_ns: int) -> None:
-        """The result of a prefill was taken: the first token of each prompt that it ended is drawn without drafts."""
+    def prefilled(self, batch: Any, before: Sequence[tuple[bool, bool]], began_ns: int) -> None:
+        """The result of a prefill was taken: the first token of each prompt that it ended is drawn without drafts.
+
+        `before`: of each request whether what came is dropped, and whether its prompt goes on behind this chunk.
+        """
         parts = []
-        for place, (req, was) in enumerate(zip(batch.reqs, before, strict=True)):
-            if was.skipped or is_own(req):
+        for place, (req, (skipped, in_prompt)) in enumerate(zip(batch.reqs, before, strict=True)):
+            if skipped or is_own(req):
                 continue
             tracked = self._tracked(req)
             tracked.retracted = False
             context, fed = int(batch.prefix_lens[place]), int(batch.extend_lens[place])
-            new = 0 if was.in_prompt else tracked.emits()
+            new = 0 if in_prompt else tracked.emits()
             if new <= 0:
                 parts.append(tracked.known.chunk(context, fed))
                 continue
@@ -69,17 +64,14 @@ class ResultWitness:
     ) -> None:
         """The result of a verification was taken."""
         self.bytes += seen.bytes
-        there = zip(batch.reqs, skipped, judged, strict=True)
         parts = []
-        for req, skip, made in there:
+        for req, skip, made in zip(batch.reqs, skipped, judged, strict=True):
             if skip or is_own(req):
                 continue
             tracked, invalid = self._tracked(req), made.judged.invalid
-            left_out = f"{invalid} slots without a draft" if invalid else ""
-            emitted = tracked.emits()
-            parts.append(
-                self.recorder.decoded(tracked.known, made.judged, emitted, context=made.context, sizing=left_out)
-            )
+            sizing = f"{invalid} slots without a draft" if invalid else ""
+            about: dict[str, Any] = {"context": made.context, "sizing": sizing}
+            parts.append(self.recorder.decoded(tracked.known, made.judged, tracked.emits(), **about))
         self._tell(parts, (*_phases(seen, began_ns), Phase("commit", began_ns, time.time_ns())))
 
     def _tracked(self, req: Any) -> Tracked:
@@ -109,12 +101,8 @@ class ResultWitness:
         admitted, self._admitted = self._admitted, []
         if parts or ends or lost or admitted:
             preempted = tuple(tracked.known.info.id for tracked in lost)
-            running = len(parts)
-            self.recorder.publish(
-                self.recorder.record(
-                    phases, parts, running=running, admitted=admitted, preempted=preempted, finished=ends
-                )
-            )
+            there: dict[str, Any] = {"admitted": admitted, "preempted": preempted, "finished": ends}
+            self.recorder.publish(self.recorder.record(phases, parts, running=len(parts), **there))
 
     def _end(self, tracked: Tracked) -> RequestEnd:
         req, info = tracked.req, tracked.known.info

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from specscope.trace.inside.chain import Judged, Numbers, assembled
+from specscope.trace.inside.chain import Judged, assembled
 from specscope.trace.inside.host import HostChain
 from specscope.trace.record.notes import RawRow
 from specscope.trace.record.rules import MATCH, STANDARD
-from specscope.trace.record.tree import Doubles, Floats, Ints
+from specscope.trace.record.tree import Floats, Ints
 
 SOFTMAX = (Tensor.softmax, torch.softmax, torch.nn.functional.softmax)
 
@@ -77,83 +77,66 @@ class Round:
         return MATCH if do_sample and self.given is None and self.k else STANDARD
 
 
-@dataclass
-class _Outcome:
-    """Which tokens came out, and from what they were drawn: rows of the target's and the drafter's probabilities."""
-
-    accepted: int
-    final: int
-    p: Tensor | None  # [k + 1, V]; None where nothing is sampled
-    q: Tensor | None  # [k, V]; None where drafts are deterministic
-    coins: Doubles  # [k]
-    choices: Ints | None = None  # [k + 1] the target's likeliest tokens, where nothing is sampled
-
-
 def evidence(round_: Round, scores: Tensor, committed: list[int], *, do_sample: bool, full: bool) -> Judged:
     """`scores` float32 [1, k + 1, V]: the target's logits after every rule; `committed`: the tokens that were kept.
 
     Raises RoundError where the tokens that were kept are not those that the draws give.
     """
-    outcome = _outcome(round_, scores, do_sample)
-    tokens = [*round_.chain[: outcome.accepted], outcome.final]
-    if not committed or tokens[: len(committed)] != committed:
-        raise RoundError(f"tokens {committed} were kept, but the draws give {tokens}")
-    return assembled(_numbers(round_, outcome, full))
-
-
-def _outcome(round_: Round, scores: Tensor, do_sample: bool) -> _Outcome:
-    k, draws = round_.k, round_.draws
     if round_.judged is not None:
-        if draws is None or len(draws.coins) != 1 or len(draws.probs) < 2:
-            raise RoundError("the ratio test drew unexpected numbers")
-        tokens, accepted = round_.judged
-        coins = draws.coins[0].double().reshape(-1).cpu().numpy()
-        return _Outcome(accepted, tokens[-1], draws.probs[1][0], draws.probs[0][0], coins)
-    if not do_sample:
-        choices: Ints = scores[0].argmax(-1).cpu().numpy()
-        accepted = _matches(round_.chain, choices)
-        return _Outcome(accepted, int(choices[accepted]), None, None, np.zeros(k), choices)
-    drawn = None if draws is None else next((made for made in draws.drawn if made.shape == (k + 1, 1)), None)
-    if drawn is None:
-        raise RoundError("the target's draws were not seen")
-    selected = drawn[:, 0].cpu().numpy()
-    accepted = _matches(round_.chain, selected)
-    return _Outcome(accepted, int(selected[accepted]), scores[0].softmax(-1), None, np.zeros(k))
-
-
-def _matches(chain: list[int], choices: Ints) -> int:
-    """How many tokens of the chain are the choices, from the first on."""
-    pairs = enumerate(zip(chain, choices.tolist(), strict=False))
-    return next((place for place, (token, choice) in pairs if token != choice), len(chain))
-
-
-def _numbers(round_: Round, outcome: _Outcome, full: bool) -> Numbers:
-    k, n, tokens = round_.k, outcome.accepted, np.array(round_.chain, np.int32)
-    p, q, raw, given = (_rows(rows) for rows in (outcome.p, outcome.q, round_.raw, round_.given))
-    chain = HostChain(tokens, n, outcome.final, np.zeros(k, np.float32), outcome.coins, choices=outcome.choices)
-    if outcome.choices is not None:
-        chain.p = (outcome.choices[:k] == tokens).astype(np.float32)
-    elif p is not None:
-        chain.p, chain.target, chain.whole = p[np.arange(k), tokens], p.__getitem__, p[n]
-        chain.q, chain.taken = q, None if q is None or n == k else q[n]
-    drafter = given[0] if given is not None and round_.plain else ()
-    prob = None if round_.given is None else _given_probability(round_, outcome)
-    return chain.numbers(
-        None if raw is None else lambda index: RawRow.of(raw[index]),
-        lambda index: (RawRow.of(drafter[index]), None) if len(drafter) else None,
-        full=full,
-        prob=prob,
-        confidence=prob,
+        chain = _by_ratio(round_, *round_.judged)
+    else:
+        chain = _by_match(round_, scores, do_sample)
+    given = [*round_.chain[: chain.accepted], chain.final]
+    if not committed or given[: len(committed)] != committed:
+        raise RoundError(f"tokens {committed} were kept, but the draws give {given}")
+    raw, own = None if round_.raw is None else _rows(round_.raw), None if round_.given is None else round_.given[0]
+    drafter = [RawRow.of(row) for row in _rows(own)] if own is not None and round_.plain and full else []
+    q = chain.q if chain.q is not None or own is None else _rows(own.float().softmax(-1))
+    prob = None if q is None else q[range(round_.k), round_.chain]
+    return assembled(
+        chain.numbers(
+            None if raw is None else lambda index: RawRow.of(raw[index]),
+            [(row, None) for row in drafter],
+            full=full,
+            prob=prob,
+            confidence=prob,
+        )
     )
 
 
-def _rows(rows: Tensor | None) -> Floats | None:
-    return None if rows is None else rows.float().cpu().numpy()
+def _by_ratio(round_: Round, given: list[int], accepted: int) -> HostChain:
+    """The ratio test, which gave these tokens and accepted so many drafts, from its own p [k + 1, V] and q [k, V]."""
+    draws, k, tokens = round_.draws, round_.k, np.array(round_.chain, np.int32)
+    if draws is None or len(draws.coins) != 1 or len(draws.probs) < 2:
+        raise RoundError("the ratio test drew unexpected numbers")
+    q, p = (_rows(probs[0]) for probs in draws.probs[:2])
+    coins = draws.coins[0].double().reshape(-1).cpu().numpy()
+    chain = HostChain(tokens, accepted, given[-1], p[range(k), tokens], coins, target=p.__getitem__)
+    chain.whole, chain.q, chain.taken = p[accepted], q, None if accepted == k else q[accepted]
+    return chain
 
 
-def _given_probability(round_: Round, outcome: _Outcome) -> Floats:
-    """[k] the drafter's probability of each of its tokens."""
-    assert round_.given is not None
-    rows = round_.given[0].float().softmax(-1) if outcome.q is None else outcome.q
-    values: Floats = rows[range(round_.k), round_.chain].float().cpu().numpy()
-    return values
+def _by_match(round_: Round, scores: Tensor, do_sample: bool) -> HostChain:
+    """Drafts that are compared with what the target draws itself, or with its likeliest tokens."""
+    draws, k, tokens = round_.draws, round_.k, np.array(round_.chain, np.int32)
+    if do_sample:
+        drawn = [] if draws is None else [made for made in draws.drawn if made.shape == (k + 1, 1)]
+        if not drawn:
+            raise RoundError("the target's draws were not seen")
+        choices: Ints = drawn[0][:, 0].cpu().numpy()
+    else:
+        choices = scores[0].argmax(-1).cpu().numpy()
+    hits = choices[:k] == tokens
+    accepted = k if hits.all() else int(hits.argmin())
+    chain = HostChain(tokens, accepted, int(choices[accepted]), hits.astype(np.float32), np.zeros(k))
+    if not do_sample:
+        chain.choices = choices
+        return chain
+    p = _rows(scores[0].softmax(-1))
+    chain.p, chain.target, chain.whole = p[range(k), tokens], p.__getitem__, p[accepted]
+    return chain
+
+
+def _rows(rows: Tensor) -> Floats:
+    """On the host."""
+    return rows.float().cpu().numpy()

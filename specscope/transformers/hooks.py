@@ -15,7 +15,7 @@ from typing import Any
 
 from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard, Functions, HookedCall, differing, wrap, wrapped
-from specscope.transformers.evidence import NotedDraws
+from specscope.transformers.evidence import NotedDraws, Round
 from specscope.transformers.run_info import CandidateSource
 from specscope.transformers.witness import Arguments, RequestWitness
 
@@ -61,6 +61,19 @@ class _Running:
         self.witness: RequestWitness | None = None
         self.draws: NotedDraws | None = None  # while it is entered
 
+    @property
+    def round(self) -> Round | None:
+        """The round that is judged; None while its drafter is at work, too."""
+        return None if self.witness is None or self.witness.drafts else self.witness.round
+
+    def stop_noting(self) -> None:
+        """What was noted belongs to its round."""
+        draws, self.draws = self.draws, None
+        if draws is not None:
+            draws.__exit__(None, None, None)
+            if self.round is not None:
+                self.round.draws = draws
+
 
 class Hooks:
     """`begin` makes the witness of each request."""
@@ -79,9 +92,8 @@ class Hooks:
             (self._utils, SAMPLING, self._sampling),
         ):
             original = getattr(owner, name)
-            ours = wrapped(original, hook)
-            setattr(owner, name, ours)
-            self._undo.append((owner, name, original, ours))
+            self._undo.append((owner, name, original, wrapped(original, hook)))
+            setattr(*self._undo[-1][:2], self._undo[-1][3])
 
     def remove(self) -> None:
         """Put the functions back. A wrapper that somebody else put around ours stays, and ours does nothing then."""
@@ -94,15 +106,8 @@ class Hooks:
     @property
     def _stack(self) -> list[_Running]:
         """The requests of this thread, the inner ones last."""
-        if not hasattr(self._threads, "stack"):
-            self._threads.stack = []
-        stack: list[_Running] = self._threads.stack
+        stack: list[_Running] = self._threads.__dict__.setdefault("stack", [])
         return stack
-
-    def _current(self) -> _Running | None:
-        """The request that this thread generates; None where its drafter is at work."""
-        running = self._stack[-1] if self._stack else None
-        return None if running is None or running.witness is None or running.witness.drafts else running
 
     def _decoding(self, call: HookedCall) -> Any:
         if self._guard.is_off or any(outer.witness and outer.witness.drafts for outer in self._stack):
@@ -112,7 +117,7 @@ class Hooks:
             return call()
         running = _Running(arguments)
         self._stack.append(running)
-        handle = self._guard.safely(self._listen, running)
+        handle = arguments.model.register_forward_hook(lambda _, __, outputs: self._heard(running, outputs))
         error: BaseException | None = None
         try:
             return call()
@@ -121,32 +126,19 @@ class Hooks:
             raise
         finally:
             self._stack.pop()
-            self._stop_noting(running)
+            running.stop_noting()
             if running.witness is not None:
                 self._guard.safely(running.witness.end, error)
-            if handle is not None:
-                handle.remove()
+            handle.remove()
 
-    def _listen(self, running: _Running) -> Any:
-        """Hear of each pass of the target."""
-
-        def heard(_: Any, __: Any, outputs: Any) -> None:
-            if self._current() is not running or running.witness is None or running.witness.round is None:
-                return
-            self._guard.safely(running.witness.forwarded, outputs)
-            if running.arguments.config.do_sample and running.witness.round.given is None:
-                running.draws = NotedDraws()  # the loop itself draws the tokens that a chain without q is compared with
-                running.draws.__enter__()
-
-        return running.arguments.model.register_forward_hook(heard)
-
-    def _stop_noting(self, running: _Running) -> None:
-        draws, running.draws = running.draws, None
-        if draws is None:
+    def _heard(self, running: _Running, outputs: Any) -> None:
+        """A pass of a target has ended: of the request that this thread generates, or of one around it."""
+        if running not in self._stack[-1:] or running.witness is None or running.round is None:
             return
-        draws.__exit__(None, None, None)
-        if running.witness is not None and running.witness.round is not None:
-            running.witness.round.draws = draws
+        self._guard.safely(running.witness.forwarded, outputs)
+        if running.arguments.config.do_sample and running.round.given is None:
+            running.draws = NotedDraws()  # the loop itself draws the tokens that a chain without q is compared with
+            running.draws.__enter__()
 
     def _generator(self, call: HookedCall) -> Any:
         generator = call()
@@ -157,11 +149,10 @@ class Hooks:
 
     def _watch(self, running: _Running, generator: Any) -> None:
         """Replace two methods of this one generator."""
-        source = CandidateSource.of(generator, running.arguments.config)
-        witness = self._begin(running.arguments, source, generator)
+        source = CandidateSource.of(generator)
+        witness = running.witness = self._begin(running.arguments, source, generator)
         if witness is None:
             return
-        running.witness = witness
 
         def get_candidates(call: HookedCall) -> Any:
             self._guard.safely(witness.begin_round, call.given["input_ids"])
@@ -174,7 +165,7 @@ class Hooks:
             return made
 
         def update_candidate_strategy(call: HookedCall) -> Any:
-            self._stop_noting(running)
+            running.stop_noting()
             if witness.round is not None:
                 self._guard.safely(witness.end_round, call.given["input_ids"], call.given["scores"])
             return call()
@@ -183,8 +174,8 @@ class Hooks:
         wrap(generator, "update_candidate_strategy", update_candidate_strategy)
 
     def _sampling(self, call: HookedCall) -> Any:
-        running = self._current()
-        if running is None or running.witness is None or running.witness.round is None or self._guard.is_off:
+        running = self._stack[-1] if self._stack else None
+        if running is None or running.witness is None or running.round is None or self._guard.is_off:
             return call()
         with NotedDraws() as draws:
             made = call()

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,7 @@ from specscope.errors import UserError
 from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.inside.hooking import ErrorGuard, log
 from specscope.trace.inside.recorder import Recorder, vocabulary_of
+from specscope.trace.inside.sinks import warn
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
@@ -88,7 +90,7 @@ class Recording:
         self._guard = ErrorGuard()
         self._runs: dict[tuple[Any, ...], _Run] = {}
         self._models: list[Any] = []  # kept, so that no other gets the id of one
-        self._requests, self._lock = 0, threading.Lock()
+        self._requests, self._lock = count(), threading.Lock()
         self._hooks: Hooks | None = None
         self._version = ""
         self._is_forgotten = False
@@ -130,8 +132,7 @@ class Recording:
             self.losses.append(f"{errors} rounds or requests were not recorded: the log says why")
         if not self._runs and not self._is_forgotten:
             log.warning("specscope: nothing was recorded: no generate() with an assistant ran")
-        for line in self.losses:
-            log.warning("specscope: %s", line)
+        warn(*self.losses)
 
     def flush(self) -> None:
         """Wait until everything recorded so far is written, and what is to be sent has been handed on."""
@@ -154,28 +155,22 @@ class Recording:
             if key not in self._runs:
                 self._models += [arguments.model, assistant]
                 self._runs[key] = self._open(arguments, source)
-            run, number = self._runs[key], self._requests
-            self._requests += 1
-        name = f"generate-{number}"
+            name = f"generate-{next(self._requests)}"
         full = self._evidence == "full"
-        return RequestWitness(name, arguments, source, generator, run.recorder, full)
+        return RequestWitness(name, arguments, source, generator, self._runs[key].recorder, full)
 
     def _open(self, arguments: Arguments, source: CandidateSource) -> _Run:
         info = run_info(arguments.model, source, arguments.config, self._version, self._evidence)
         options = dataclasses.replace(self._options, existing=Existing.NEW_NAME) if self._runs else self._options
         vocabulary = Vocabulary() if options.privacy else _vocabulary(arguments.model, self._tokenizer)
         bus = Bus()
-        outputs = Outputs(options, bus, info, vocabulary, None, tell=_warn)
+        outputs = Outputs(options, bus, info, vocabulary, None, tell=warn)
         if outputs.captured:
             self.captures.append(outputs.captured)
         if outputs.renamed:
-            _warn(outputs.renamed)
-        log.info("specscope: recording %s with %s", info.target, source.generator)
+            warn(outputs.renamed)
+        log.info("specscope: recording %s with %s", info.target, source.settings["method"])
         return _Run(outputs, bus, Recorder(info, vocabulary, bus.publish))
-
-
-def _warn(line: str) -> None:
-    log.warning("specscope: %s", line)
 
 
 def _vocabulary(model: Any, tokenizer: Any) -> Vocabulary:
@@ -184,4 +179,4 @@ def _vocabulary(model: Any, tokenizer: Any) -> Vocabulary:
     if tokenizer is None and not path:
         return Vocabulary()
     load: Callable[..., Any] = importlib.import_module("transformers").AutoTokenizer.from_pretrained
-    return vocabulary_of(lambda: load(path, local_files_only=True) if tokenizer is None else tokenizer, _warn)
+    return vocabulary_of(lambda: load(path, local_files_only=True) if tokenizer is None else tokenizer, warn)

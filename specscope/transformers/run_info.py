@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from specscope.trace.inside.recorder import label, params_of, run_of
-from specscope.trace.record.params import NO_SEED, SamplingParams
+from specscope.trace.inside.recorder import ReadParams, label, params_of, run_of
 from specscope.trace.record.records import RunInfo
 
 # Our name of a drafter, by the class that generates candidates. The class itself is in RunInfo.speculation.
@@ -35,28 +34,22 @@ class CandidateSource:
     """Who drafts. Of a candidate generator."""
 
     drafter: str
-    generator: str  # its class
     model: Any = None  # the assistant, or the MTP layers; None where a text drafts
     early_exit: int = 0  # layers of the target that draft; 0 where all else does
     threshold: bool = False  # whether a draft ends behind a token that the assistant is not sure of
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(generator: Any, config: Any) -> CandidateSource:
-        """`config`: the target's GenerationConfig."""
-        name = type(generator).__name__
-        known = next(
-            (DRAFTERS[base.__name__] for base in type(generator).__mro__ if base.__name__ in DRAFTERS), "other"
-        )
-        exit_ = getattr(generator, "assistant_early_exit", None) or 0
-        settings = {"method": name, "num_speculative_tokens": most_drafted(generator)}
+    def of(generator: Any) -> CandidateSource:
+        """Of what transformers made for a request."""
+        bases = [base.__name__ for base in type(generator).__mro__]
+        settings = {"method": bases[0], "num_speculative_tokens": most_drafted(generator)}
         if (ngram := getattr(generator, "max_matching_ngram_size", None)) is not None:
             settings["max_matching_ngram_size"] = ngram
         return CandidateSource(
-            known,
-            name,
+            next((DRAFTERS[name] for name in bases if name in DRAFTERS), "other"),
             getattr(generator, "assistant_model", None) or getattr(generator, "mtp_model", None),
-            exit_,
+            getattr(generator, "assistant_early_exit", None) or 0,
             hasattr(generator, "assistant_confidence_threshold"),
             settings,
         )
@@ -72,10 +65,8 @@ class CandidateSource:
 def most_drafted(generator: Any) -> int:
     """How many tokens a generator drafts at most in its next round."""
     names = ("num_assistant_tokens", "num_output_tokens", "num_mtp_layers")
-    for name in names:
-        if (count := getattr(generator, name, None)) is not None:
-            return int(count)
-    return int(getattr(generator, "block_size", 1)) - 1
+    counts = [count for name in names if (count := getattr(generator, name, None)) is not None]
+    return int(counts[0] if counts else getattr(generator, "block_size", 1) - 1)
 
 
 def path_of(model: Any) -> str:
@@ -100,16 +91,13 @@ def run_info(model: Any, source: CandidateSource, config: Any, version: str, evi
         path_of(model),
         source.path,
         model.dtype,
-        revision=str(getattr(model.config, "_commit_hash", None) or ""),
+        revision=getattr(model.config, "_commit_hash", None),
         drafter=source.drafter,
         draft_model="" if source.model is None else source.path.rsplit("/", 1)[-1] or name_of(source.model),
         tree=str(count) if source.drafter == "ngram" else f"{way}:{count}",
         device=str(torch.cuda.get_device_name() if model.device.type == "cuda" else model.device.type),
-        seed=0,
         eos_tokens=eos_tokens(config),
         max_context=int(getattr(text, "max_position_embeddings", 0) or config.max_length),
-        blocks=0,
-        block_size=1,
         evidence=evidence,
         speculation=dict(source.settings),
     )
@@ -121,25 +109,17 @@ def eos_tokens(config: Any) -> tuple[int, ...]:
     return () if eos is None else tuple(eos.reshape(-1).tolist())
 
 
-def read_params(config: Any, prompt: int, processors: Iterable[Any]) -> tuple[SamplingParams, dict[str, str]]:
+def read_params(config: Any, prompt: int, processors: Iterable[Any]) -> ReadParams:
     """(The parameters that specscope has, what else shapes p as labels). `prompt`: its tokens."""
-    labels = dict([NO_SEED])
-    names = [type(processor).__name__ for processor in processors]
-    if others := [name for name in names if name not in TOLD]:
-        labels[OTHERS] = label(", ".join(others))
+    others = [name for processor in processors if (name := type(processor).__name__) not in TOLD]
+    labels = {OTHERS: label(", ".join(others))} if others else {}
     values: dict[str, Any] = {
         "repetition_penalty": config.repetition_penalty or 1.0,
         "max_tokens": max(int(config.max_length) - prompt, 1),
         "min_tokens": max(config.min_new_tokens or 0, (config.min_length or 0) - prompt, 0),
-        "stop": _stop_strings(config),
+        "stop": config.stop_strings,
     }
     if config.do_sample:
         temperature = 1.0 if config.temperature is None else config.temperature
-        top_p = 1.0 if config.top_p is None else config.top_p
-        values |= {"temperature": temperature, "top_k": config.top_k or 0, "top_p": top_p, "min_p": config.min_p or 0.0}
+        values |= {"temperature": temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
     return params_of(values, labels)
-
-
-def _stop_strings(config: Any) -> tuple[str, ...]:
-    strings = config.stop_strings or ()
-    return (strings,) if isinstance(strings, str) else tuple(strings)

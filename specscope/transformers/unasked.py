@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from specscope.transformers import UTILS
@@ -28,12 +27,13 @@ def register() -> None:
     from specscope.trace.inside.on_import import on_import
 
     guard = ErrorGuard()
-    guard.safely(on_import, UTILS, lambda module: guard.safely(_begin, module))
+    guard.safely(on_import, UTILS, lambda _: guard.safely(_begin))
 
 
-def _begin(_: ModuleType) -> None:
-    """Record from now on to the end of the process."""
+def _begin() -> None:
+    """Record from now to the end of the process, however it ends: Ctrl-C does not cut the capture."""
     from specscope.errors import UserError
+    from specscope.interrupt import interruptible
     from specscope.trace.inside.hooking import log
     from specscope.trace.inside.on_import import at_exit
     from specscope.trace.inside.settings import PluginSettings
@@ -47,7 +47,14 @@ def _begin(_: ModuleType) -> None:
     except UserError as error:
         log.warning("specscope: nothing is recorded: %s", error)
         return
-    at_exit(lambda: _end(recording))
+
+    def end() -> None:
+        with interruptible():
+            recording.__exit__(None, None, None)
+        for file in recording.captures:
+            log.warning("specscope: captured to %s", file)
+
+    at_exit(end)
     places = ", ".join(filter(None, [settings.capture, settings.endpoint]))
     log.warning("specscope: assisted generation in transformers is recorded to %s", places)
 
@@ -67,15 +74,4 @@ def recording_of(settings: PluginSettings) -> Recording:
         ratio=settings.ratio(),
         existing=Existing.NEW_NAME,
     )
-    return Recording(options, "full" if settings.full else "lean")
-
-
-def _end(recording: Recording) -> None:
-    """The script is over, however it ended: Ctrl-C does not cut the capture."""
-    from specscope.interrupt import interruptible
-    from specscope.trace.inside.hooking import log
-
-    with interruptible():
-        recording.__exit__(None, None, None)
-    for file in recording.captures:
-        log.warning("specscope: captured to %s", file)
+    return Recording(options, settings.evidence)

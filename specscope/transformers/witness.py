@@ -29,12 +29,11 @@ class Arguments:
     cache: Any  # the target's; None where it is not known
 
     @staticmethod
-    def of(bound: dict[str, Any]) -> Arguments:
-        """`bound`: the call's arguments by name."""
-        cache = bound.get("cache", bound.get("past_key_values"))  # the name since 5.24, and before
-        return Arguments(
-            bound["self"], bound["input_ids"], bound["generation_config"], bound.get("logits_processor") or [], cache
-        )
+    def of(given: dict[str, Any]) -> Arguments:
+        """`given`: the call's arguments by name."""
+        model, ids, config = (given[name] for name in ("self", "input_ids", "generation_config"))
+        cache = given.get("cache", given.get("past_key_values"))  # the name since 5.24, and before
+        return Arguments(model, ids, config, given.get("logits_processor") or [], cache)
 
 
 @dataclass
@@ -61,39 +60,37 @@ class RequestWitness:
 
     def begin_round(self, input_ids: Tensor) -> None:
         """The generator is asked for candidates behind these tokens [1, n]."""
-        length = int(input_ids.shape[1])
-        cache = self.arguments.cache
-        cached = length - 1 if cache is None else int(cache.get_seq_length())
+        length, cache = int(input_ids.shape[1]), self.arguments.cache
         self.drafts = True
-        self.round = Round(cached, length, draft_ns=(time.time_ns(), 0))
+        context = length - 1 if cache is None else int(cache.get_seq_length())
+        self.round = Round(context, length, draft_ns=(time.time_ns(), 0), plain=not len(self.arguments.processors))
+
+    @property
+    def _judged_round(self) -> Round:
+        assert self.round is not None
+        return self.round
 
     def drafted(self, candidates: Tensor, logits: Tensor | None) -> None:
         """`candidates` [1, n + k], `logits` [1, k, V]: what the generator gave."""
-        round_ = self.round
-        assert round_ is not None
+        round_ = self._judged_round
         round_.chain = candidates[0, round_.length :].tolist()
         round_.given = logits if round_.chain else None
-        round_.plain = not len(self.arguments.processors)
         round_.draft_ns = (round_.draft_ns[0], time.time_ns())
 
     def forwarded(self, outputs: Any) -> None:
         """The target's pass has ended. Its logits are copied where rules are about to be written into them."""
-        round_ = self.round
-        assert round_ is not None
+        round_ = self._judged_round
         round_.forward_ns = time.time_ns()
         if self.full and not round_.plain:
             round_.raw = outputs.logits[0, -round_.k - 1 :].detach().to(torch.float32, copy=True)
 
     def judged(self, tokens: Tensor, accepted: Tensor | int, draws: NotedDraws) -> None:
         """The ratio test gave these tokens [1, .], of which so many are the drafter's."""
-        round_ = self.round
-        assert round_ is not None
-        round_.judged, round_.draws = (tokens[0].tolist(), int(accepted)), draws
+        self._judged_round.judged, self._judged_round.draws = (tokens[0].tolist(), int(accepted)), draws
 
     def end_round(self, input_ids: Tensor, scores: Tensor) -> None:
         """`input_ids` [1, n]: with what was kept; `scores` float32 [1, k + 1, V]: the target's logits after rules."""
-        round_, self.round = self.round, None
-        assert round_ is not None
+        round_, self.round = self._judged_round, None
         committed = input_ids[0, round_.length :].tolist()
         if self.full and round_.plain:
             round_.raw = scores[0]
@@ -110,7 +107,12 @@ class RequestWitness:
             sizing=self._sizing() if round_.k else "",
         )
         self._output += committed
-        self._tell(self._record(self._phases(round_), part))
+        (begin, end), now = round_.draft_ns, time.time_ns()
+        forward = max(round_.forward_ns, end)
+        times = (("draft", begin, end), ("forward", end, forward), ("verify", forward, max(now, forward)))
+        before, self._held = self._held, self._record(tuple(Phase(*each) for each in times), part)
+        if before is not None:
+            self.recorder.publish(before)
 
     def _sizing(self) -> str:
         """What bounds the draft, where that is more than the run's own number of tokens."""
@@ -121,25 +123,9 @@ class RequestWitness:
             return f"at most {most} drafted, ends after a token with q below {float(threshold):.3g}"
         return "" if most == self.source.settings["num_speculative_tokens"] else f"at most {most} drafted"
 
-    @staticmethod
-    def _phases(round_: Round) -> tuple[Phase, ...]:
-        begin, end = round_.draft_ns
-        forward = max(round_.forward_ns, end)
-        return (
-            Phase("draft", begin, end),
-            Phase("forward", end, forward),
-            Phase("verify", forward, max(time.time_ns(), forward)),
-        )
-
     def _record(self, phases: tuple[Phase, ...], *parts: RequestStep) -> StepRecord:
         admitted, self._admitted = self._admitted, ()
         return self.recorder.record(phases, parts, running=1, admitted=admitted)
-
-    def _tell(self, record: StepRecord) -> None:
-        """Publish the record before this one."""
-        before, self._held = self._held, record
-        if before is not None:
-            self.recorder.publish(before)
 
     def end(self, error: BaseException | None) -> None:
         """generate() is over. Publishes what is held."""

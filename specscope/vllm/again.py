@@ -18,7 +18,7 @@ from specscope.trace.record.params import SamplingParams
 
 # One process, so that a fault put in at run time is in the one that computes
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-SAME = ("temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")
+SAME = "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty ignore_eos"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -45,17 +45,15 @@ def run(job: Mapping[str, Any]) -> None:
 
 
 def arguments_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What vLLM's SamplingParams take for a request: requests.py reads them the other way."""
+    """What vLLM's SamplingParams take for a request: run_info.py reads them the other way. It refuses min_p and a
+    bias where it speculates.
+    """
     params, tokens = SamplingParams.from_dict(request["params"]), request["tokens"]
-    values: dict[str, Any] = {name: getattr(params, name) for name in SAME}
+    values: dict[str, Any] = {name: getattr(params, name) for name in SAME.split()}
     values |= {"max_tokens": tokens, "min_tokens": min(params.min_tokens, tokens)}
     values |= {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids)}
-    if request["seeded"]:
-        values["seed"] = params.seed
-    if params.min_p:  # vLLM refuses it, and a bias, where it speculates
-        values["min_p"] = params.min_p
-    if params.logit_bias:
-        values["logit_bias"] = {int(token): float(value) for token, value in params.logit_bias.items()}
+    bias = {int(token): float(value) for token, value in params.logit_bias.items()}
+    values |= {"seed": params.seed if request["seeded"] else None, "logit_bias": bias or None}
     form = None if params.structured_outputs is None else params.structured_outputs.to_dict()
     values["structured_outputs"] = form and {name: value for name, value in form.items() if value not in (None, False)}
     return values

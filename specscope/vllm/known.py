@@ -1,4 +1,4 @@
-"""What the hooks rely on in vLLM: the functions that they wrap, and their parameters.
+"""What the hooks rely on in vLLM: the functions that they wrap, with their parameters, and its processes.
 
 No version is asked for: each module is compared with these when it is imported. Where one differs nothing is wrapped
 in it, and the plugin says so; what fits and is no version that was tried is used, and the plugin says that.
@@ -20,9 +20,17 @@ V2_PLAIN = "vllm.v1.worker.gpu.sample.sampler"
 V2_REJECTION = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 V2_DRAFTER = "vllm.v1.worker.gpu.spec_decode.speculator"
 V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
+ENDS = "vllm.v1.engine.utils"  # where its server ends its engines
+GRACE_SECONDS = 1.0  # for what a worker writes within 50 ms, on a busy machine
 TRIED = ("0.32.0", "0.33.0")
 Hooks = Mapping[str, Callable[[HookedCall], Any]]  # by `Class.function`, or `function`
 
+_RULE = (
+    "draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens draft_probs target_logits bonus_token_ids "
+    "sampling_metadata synthetic_mode synthetic_conditional_rates use_fp64_gumbel"
+)
+_RANDOM = "self processed_logits expanded_idx_mapping idx_mapping_np pos top_k top_p"
+_DRAFT = "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits spec_step_idx"
 WRAPPED: Mapping[str, Functions] = {
     SCHEDULER: {
         "Scheduler.add_request": "self request",
@@ -36,13 +44,7 @@ WRAPPED: Mapping[str, Functions] = {
     },
     REJECTION: {
         "RejectionSampler.forward": "self metadata draft_probs logits sampling_metadata",
-        "rejection_sample": (
-            "draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens draft_probs target_logits "
-            "bonus_token_ids sampling_metadata synthetic_mode synthetic_conditional_rates use_fp64_gumbel",
-            "draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens draft_probs target_logits "
-            "bonus_token_ids sampling_metadata synthetic_mode synthetic_conditional_rates use_fp64_gumbel "
-            "fly_window_size fly_entropy_threshold fly_entropy_top_k",
-        ),
+        "rejection_sample": (_RULE, f"{_RULE} fly_window_size fly_entropy_threshold fly_entropy_top_k"),
         "generate_uniform_probs": "num_tokens num_draft_tokens generators device",
         "sample_recovered_tokens": (
             "max_spec_len num_draft_tokens cu_num_draft_tokens draft_token_ids draft_probs target_probs "
@@ -65,9 +67,8 @@ WRAPPED: Mapping[str, Functions] = {
             "seq_lens_upper_bound_np return_logprobs"
         ),
         "Sampler._sample_random": (
-            "self processed_logits expanded_idx_mapping idx_mapping_np pos top_k top_p use_fused_sampler",
-            "self processed_logits expanded_idx_mapping idx_mapping_np pos top_k top_p has_topp_only_rows "
-            "use_fused_sampler",
+            f"{_RANDOM} use_fused_sampler",
+            f"{_RANDOM} has_topp_only_rows use_fused_sampler",
         ),
     },
     V2_REJECTION: {
@@ -79,12 +80,7 @@ WRAPPED: Mapping[str, Functions] = {
     },
     V2_DRAFTER: {
         "DraftModelSpeculator.compute_draft_logits": "self hidden_states spec_step_idx",
-        "DraftModelSpeculator.sample_draft": (
-            "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits "
-            "spec_step_idx",
-            "self hidden_states sample_src_positions idx_mapping temperature seeds draft_step draft_logits "
-            "spec_step_idx num_steps",
-        ),
+        "DraftModelSpeculator.sample_draft": (_DRAFT, f"{_DRAFT} num_steps"),
     },
     V2_RUNNER: {
         "GPUModelRunner.execute_model": (
@@ -119,3 +115,41 @@ def remark(version: str) -> str:
 def differences(module: ModuleType) -> list[str]:
     """What the hooks would wrap in the module, and is not as they know it; a line each."""
     return list(differing(module, WRAPPED[module.__name__]))
+
+
+def rank_of_worker() -> int | None:
+    """This worker's place in its tensor-parallel group; None before the last pipeline stage, which alone samples."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return get_tp_group().rank_in_group if get_pp_group().is_last_rank else None
+
+
+def engine_number(runner: Any) -> int:
+    """The number of this worker's engine. Every engine of a dense model has the data-parallel rank 0."""
+    return int(runner.vllm_config.parallel_config.data_parallel_index)
+
+
+def wrap_loaded(tell: Callable[[Any], object], module: ModuleType) -> None:
+    """Call `tell` with each of a module's model runners when it has its model and KV cache, before any request."""
+
+    def loaded(call: HookedCall) -> Any:
+        made = call()
+        if not call.given.get("is_profiling", False):
+            tell(call.args[0])
+        return made
+
+    wrap(module.GPUModelRunner, "initialize_kv_cache", loaded)
+
+
+def give_grace(module: ModuleType) -> None:
+    """vLLM's server kills its engines in the moment in which it tells them to end: let it wait a moment for them.
+
+    Their workers write the rest meanwhile, whether they end by themselves or not. `module`: vllm.v1.engine.utils.
+    """
+
+    def shutdown(call: HookedCall) -> Any:
+        if call.given.get("timeout") != 0:
+            return call()
+        return call.original(*call.args[:1], **call.kwargs | {"timeout": GRACE_SECONDS})
+
+    wrap(module, "shutdown", shutdown, ("procs", "timeout"))

@@ -1,4 +1,4 @@
-"""RunInfo of a vLLM engine, from its own configuration."""
+"""RunInfo of a vLLM engine, its requests and their parameters, in specscope's terms."""
 
 from __future__ import annotations
 
@@ -7,10 +7,32 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from specscope.errors import UserError
 from specscope.plans.kinds import drafter_named
-from specscope.trace.inside.recorder import run_of, version_of
+from specscope.trace.inside.recorder import Known, ReadParams, Recorder, label, params_of, run_of, version_of
+from specscope.trace.record.params import FORM, LIMITING, SamplingParams, StructuredOutputs
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import RunInfo
+from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo
+from specscope.vllm.scheduling import Arrival, Ended
+
+# How vLLM's server begins the ids of requests; offline they are numbers
+CHAT, SERVED = "chatcmpl-", ("chatcmpl-", "cmpl-")
+SAME = (
+    "temperature top_p repetition_penalty presence_penalty frequency_penalty min_p min_tokens ignore_eos seed "
+    "max_tokens stop stop_token_ids logit_bias"
+)
+LABELS = (*LIMITING, "repetition_detection")
+OTHER_FORMS = ("structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.CANCELLED,
+    "error": FinishReason.ERROR,
+    "repetition": FinishReason.STOP,
+}
 
 
 def run_info(runner: Any, evidence: str, privacy: Privacy = Privacy.EVERYTHING) -> RunInfo:
@@ -25,13 +47,13 @@ def run_info(runner: Any, evidence: str, privacy: Privacy = Privacy.EVERYTHING) 
         str(model.model),
         str(settings.get("model", "")) if runner_has_model(settings) else "",
         model.dtype,
-        revision=str(model.revision or ""),
+        revision=model.revision,
         drafter=drafter_named(str(settings.get("method", "none"))),  # the method itself is in RunInfo.speculation
         tree=tree_string(settings),
-        seed=int(model.seed or 0),
+        seed=model.seed,
         eos_tokens=_eos(model),
         max_context=int(model.max_model_len),
-        blocks=int(cache.num_gpu_blocks or 0),
+        blocks=cache.num_gpu_blocks,
         block_size=int(cache.block_size),
         evidence=evidence,
         speculation=settings,
@@ -55,16 +77,16 @@ def runner_has_model(settings: Mapping[str, Any]) -> bool:
     return settings.get("method") not in (None, "ngram", "ngram_gpu", "suffix")
 
 
+PLAIN = (str, int, float, bool, list, tuple)
+
+
 def speculation(config: Any) -> dict[str, Any]:
     """vLLM's SpeculativeConfig as plain values: what is set, and no other configuration inside it."""
     if config is None:
         return {}
-    settings = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name, None)
-        if isinstance(value, str | int | float | bool | list | tuple) and value not in ("", [], ()):
-            settings[field.name] = value
-    plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    settings = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
+    kept = {name: value for name, value in settings.items() if isinstance(value, PLAIN) and value not in ("", [], ())}
+    plain: dict[str, Any] = json.loads(json.dumps(kept, default=str))
     return plain
 
 
@@ -80,10 +102,8 @@ def engine_settings(config: Any, runner: Any) -> dict[str, Any]:
     """Of vLLM's engine, as `vllm.LLM` takes them; `runner` is V1 or V2."""
     settings: dict[str, Any] = {"runner": "V2" if hasattr(runner, "prepare_inputs") else "V1"}
     for part, names in SETTINGS.items():
-        for name in names:
-            value = getattr(getattr(config, part, None), name, None)
-            if isinstance(value, str | int | bool):
-                settings[name] = value
+        there = {name: getattr(getattr(config, part, None), name, None) for name in names}
+        settings |= {name: value for name, value in there.items() if isinstance(value, str | int | bool)}
     return settings
 
 
@@ -97,15 +117,64 @@ def _eos(model: Any) -> tuple[int, ...]:
     return tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (int(eos),)
 
 
-def left_out(run: RunInfo) -> list[str]:
-    """What a run lacks because it was asked to, or has no speculation."""
-    lacking = []
-    if not run.speculation:
-        lacking.append("drafts (vLLM runs without a speculative config)")
-    if run.evidence == "lean":
-        lacking.append("likeliest tokens, ranks and entropies (lean evidence)")
-    if run.privacy is Privacy.NO_TEXT:
-        lacking.append(f"texts ({run.privacy.remark})")
-    if run.privacy is Privacy.NO_TOKENS:
-        lacking.append(f"texts and token ids ({run.privacy.flag})")
-    return lacking
+def known(recorder: Recorder, name: str, prompt: list[int], params: Any, arrival: Arrival, admitted_ns: int) -> Known:
+    """A request that vLLM has admitted. `params`: its SamplingParams, None for what is no generation."""
+    info = recorder.info(
+        name,
+        prompt,
+        read_params(params),
+        arrival_ns=arrival.arrival_ns,
+        admitted_ns=admitted_ns,
+        traceparent=_traceparent(arrival.trace_headers),
+        chat=name.startswith(CHAT),
+        served=name.startswith(SERVED),
+    )
+    if params is None:
+        return Known(info)
+    eos = None if params.ignore_eos else getattr(params, "eos_token_id", None)
+    stops = frozenset({*(params.stop_token_ids or ()), eos} - {None})
+    return Known(info, stops=stops, most=params.max_tokens or Known.most)
+
+
+def _traceparent(headers: Mapping[str, str]) -> str:
+    """The span of the client's that vLLM's own `llm_request` has as its parent, too; "" where it sent none."""
+    carrier: dict[str, str] = {}
+    propagator = TraceContextTextMapPropagator()
+    propagator.inject(carrier, propagator.extract(headers))
+    return carrier.get("traceparent", "")
+
+
+def read_params(params: Any) -> ReadParams:
+    """(The parameters that specscope has, the others as labels)."""
+    if params is None:
+        return SamplingParams(), {}
+    labels = {name: label(value) for name in LABELS if (value := getattr(params, name, None))}
+    asked = params.structured_outputs
+    form = None if asked is None or params.ignore_eos else _form(asked)  # ours ends with the form, whatever else
+    if asked is not None and form is None:
+        labels[FORM] = label(asked)
+    values = {name: getattr(params, name) for name in SAME.split()}
+    return params_of(values | {"top_k": max(params.top_k, 0), "structured_outputs": form}, labels)
+
+
+def _form(asked: Any) -> StructuredOutputs | None:
+    """vLLM's StructuredOutputsParams as specscope has them; None where it has no word for what is asked."""
+    if any(getattr(asked, name, None) for name in OTHER_FORMS):
+        return None
+    kinds = [field.name for field in dataclasses.fields(StructuredOutputs)]
+    given = {name: value for name in kinds if (value := getattr(asked, name, None)) not in (None, False)}
+    try:
+        return StructuredOutputs(**given | ({"choice": tuple(given["choice"])} if "choice" in given else {}))
+    except UserError:
+        return None
+
+
+def ended(end: Ended, info: RequestInfo, eos: tuple[int, ...]) -> RequestEnd:
+    """vLLM's end of a request. It calls both EOS and stop tokens `stop`; a stop string is an abort to EngineCore."""
+    reason = REASONS.get(end.reason, FinishReason.ERROR)
+    if reason is FinishReason.STOP and end.output and end.output[-1] in eos and not end.stop:
+        reason = FinishReason.EOS
+    if reason is FinishReason.CANCELLED and info.params.stop:
+        reason = FinishReason.STOP
+    error = end.reason if reason is FinishReason.ERROR else ""
+    return RequestEnd(info, end.finished_ns, reason, "", np.array(end.output, np.int32), error)

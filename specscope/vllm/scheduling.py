@@ -6,10 +6,11 @@ A worker may be another process. It gets the scheduler's output pickled, and a f
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall
 from specscope.vllm.known import SCHEDULER, Hooks
@@ -34,8 +35,6 @@ class Ended:
     reason: str  # stop, length, abort, error, repetition
     stop: str  # the stop token that ended it, "" otherwise
     output: list[int]
-    prompt: list[int]
-    params: Any  # vLLM's SamplingParams
 
 
 @dataclass
@@ -53,36 +52,32 @@ class SchedulerNotes:
 
 
 class SchedulerHooks:
-    """Wraps a Scheduler class. One for a process; each scheduler keeps its own notes."""
+    """One for a process; of each of its schedulers it keeps what happened since its last step."""
 
     def __init__(self, guard: ErrorGuard) -> None:
         self._guard = guard
         self.resting: Callable[[SchedulerNotes], None] | None = None  # where a worker in this process is told at once
-        self._schedulers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._notes: WeakKeyDictionary[Any, SchedulerNotes] = WeakKeyDictionary()
 
     @property
     def targets(self) -> Mapping[str, Hooks]:
         """What goes around which function, by module."""
-        return {
-            SCHEDULER: {
-                "Scheduler.add_request": self._before(self._arrives),
-                "Scheduler._preempt_request": self._before(
-                    lambda scheduler, request: _notes(scheduler).preempted.append(request.request_id)
-                ),
-                "Scheduler._free_request": self._before(self._ends),
-                "Scheduler.schedule": self._schedule,
-                "Scheduler.update_from_output": self._update,
-            }
+        notes: Mapping[str, Callable[[SchedulerNotes, Any], None]] = {
+            "add_request": _arrives,
+            "_preempt_request": lambda notes, request: notes.preempted.append(request.request_id),
+            "_free_request": _ends,
         }
+        hooks = {f"Scheduler.{name}": partial(self._before, note) for name, note in notes.items()}
+        rest = {"Scheduler.schedule": self._schedule, "Scheduler.update_from_output": self._update}
+        return {SCHEDULER: hooks | rest}
 
-    def _before(self, note: Callable[[Any, Any], None]) -> Callable[[HookedCall], Any]:
+    def _before(self, note: Callable[[SchedulerNotes, Any], None], call: HookedCall) -> Any:
         """Note a request of a scheduler, then go on."""
+        self._guard.safely(lambda: note(self._of(call.given["self"]), call.given["request"]))
+        return call()
 
-        def hook(call: HookedCall) -> Any:
-            self._guard.safely(lambda: note(call.given["self"], call.given["request"]))
-            return call()
-
-        return hook
+    def _of(self, scheduler: Any) -> SchedulerNotes:
+        return self._notes.setdefault(scheduler, SchedulerNotes())
 
     def _schedule(self, call: HookedCall) -> Any:
         began, output = time.time_ns(), call()
@@ -92,48 +87,39 @@ class SchedulerHooks:
     def _update(self, call: HookedCall) -> Any:
         """Offline, no further step comes when the last request has ended."""
         outputs = call()
-        if self.resting is not None and not call.args[0].get_num_unfinished_requests():
+        if not call.args[0].get_num_unfinished_requests():
             self._guard.safely(self.rest)
         return outputs
 
     def rest(self) -> None:
         """Hand the worker in this process the notes that no further step may come to bring."""
-        for scheduler in self._schedulers:
-            notes = _notes(scheduler)
-            scheduler.__dict__[ATTRIBUTE] = SchedulerNotes(arrived=notes.arrived)
-            if self.resting is not None:
-                self.resting(notes)
-
-    def _arrives(self, scheduler: Any, request: Any) -> None:
-        self._schedulers.add(scheduler)
-        headers = request.trace_headers or {}
-        _notes(scheduler).arrived[request.request_id] = Arrival(int(request.arrival_time * 1e9), dict(headers))
-
-    def _ends(self, scheduler: Any, request: Any) -> None:
-        stop = "" if request.stop_reason is None else str(request.stop_reason)
-        ended = Ended(
-            request=request.request_id,
-            finished_ns=time.time_ns(),
-            reason=str(request.get_finished_reason()),
-            stop=stop,
-            output=list(request.output_token_ids),
-            prompt=list(request.prompt_token_ids or ()),
-            params=request.sampling_params,
-        )
-        _notes(scheduler).ended.append(ended)
+        if self.resting is None:
+            return
+        for scheduler, notes in list(self._notes.items()):
+            self._notes[scheduler] = SchedulerNotes(arrived=notes.arrived)
+            self.resting(notes)
 
     def _attach(self, scheduler: Any, output: Any, began: int) -> None:
-        notes = _notes(scheduler)
+        notes, pool = self._of(scheduler), scheduler.kv_cache_manager.block_pool
         notes.schedule_ns = (began, time.time_ns())
         notes.running, notes.waiting = len(scheduler.running), len(scheduler.waiting)
-        pool = scheduler.kv_cache_manager.block_pool
         notes.blocks_free = pool.get_num_free_blocks()
         notes.blocks_used = pool.num_gpu_blocks - 1 - notes.blocks_free  # one block is vLLM's null block
         setattr(output, ATTRIBUTE, notes)
-        scheduler.__dict__[ATTRIBUTE] = SchedulerNotes()
+        self._notes[scheduler] = SchedulerNotes()
 
 
-def _notes(scheduler: Any) -> SchedulerNotes:
-    """What this scheduler has noted since its last step."""
-    notes: SchedulerNotes = scheduler.__dict__.setdefault(ATTRIBUTE, SchedulerNotes())
-    return notes
+def _arrives(notes: SchedulerNotes, request: Any) -> None:
+    notes.arrived[request.request_id] = Arrival(int(request.arrival_time * 1e9), dict(request.trace_headers or {}))
+
+
+def _ends(notes: SchedulerNotes, request: Any) -> None:
+    notes.ended.append(
+        Ended(
+            request.request_id,
+            time.time_ns(),
+            reason=str(request.get_finished_reason()),
+            stop="" if request.stop_reason is None else str(request.stop_reason),
+            output=list(request.output_token_ids),
+        )
+    )

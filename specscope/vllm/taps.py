@@ -20,19 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.trace.inside.hooking import ErrorGuard, HookedCall, log, names_of, wrapped
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall, log, names_of, wrap
 from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import TapSettings
 from specscope.vllm.code import DRAFTER, TARGET, functions_of, inputs_code
-from specscope.vllm.known import REJECTION, RUNNER, V2_RUNNER, parameters_of
+from specscope.vllm.known import REJECTION, RUNNER, V2_RUNNER, parameters_of, rank_of_worker
 from specscope.vllm.kv_layout import KvReader
-from specscope.vllm.processes import rank_of_worker
-from specscope.vllm.v2.runner import BlockLists
+from specscope.vllm.witness import BlockLists
 
 TOP = 32  # of a row of logits, the likeliest tokens are kept
 PIECE = 64 * 2**20  # bytes of a file
 NUMBERED = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)$")
 
+Given = Mapping[str, Any]  # a call's arguments by name
 Named = Iterator[tuple[str, Tensor]]
 # What of a module's call is an operation: (its name, the module, its first argument, its output) to tensors by name
 Read = Callable[[str, Any, Any, Any], Named]
@@ -51,30 +51,23 @@ def _linear(name: str, module: Any, given: Any, output: Any) -> Named:
 
 def _norm(name: str, module: Any, given: Any, output: Any) -> Named:
     """A norm that adds the residual stream first gives the sum too: that is what it normed."""
-    yield f"{name}:in", output[1] if isinstance(output, tuple) else given
-    yield name, _first(output)
+    yield from _linear(name, module, output[1] if isinstance(output, tuple) else given, output)
 
 
 def _qkv(name: str, module: Any, given: Any, output: Any) -> Named:
-    value_size = getattr(module, "v_head_size", module.head_size)
-    sizes = [module.num_heads * module.head_size, module.num_kv_heads * module.head_size]
-    parts = torch.split(_first(output), [*sizes, module.num_kv_heads * value_size], dim=-1)
-    for part, rows in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
+    keys, values = module.head_size, getattr(module, "v_head_size", module.head_size)
+    sizes = [module.num_heads * keys, module.num_kv_heads * keys, module.num_kv_heads * values]
+    for part, rows in zip(("q_proj", "k_proj", "v_proj"), torch.split(_first(output), sizes, dim=-1), strict=True):
         yield f"{name.removesuffix('qkv_proj')}{part}", rows
 
 
 def _gate_up(name: str, module: Any, given: Any, output: Any) -> Named:
-    parts = _first(output).chunk(2, dim=-1)
-    for part, rows in zip(("gate_proj", "up_proj"), parts, strict=True):
+    for part, rows in zip(("gate_proj", "up_proj"), _first(output).chunk(2, dim=-1), strict=True):
         yield f"{name.removesuffix('gate_up_proj')}{part}", rows
 
 
-def _embedding(name: str, module: Any, given: Any, output: Any) -> Named:
-    yield f"{name.removesuffix('embed_tokens')}embedding", _first(output)
-
-
 def _whole(name: str, module: Any, given: Any, output: Any) -> Named:
-    yield name, _first(output)
+    yield name.replace("embed_tokens", "embedding"), _first(output)
 
 
 def _border(name: str, module: Any, given: Any, output: Any) -> Named:
@@ -84,10 +77,9 @@ def _border(name: str, module: Any, given: Any, output: Any) -> Named:
 
 # The end of a module's name, and what of it is an operation. `attn` and logits have their own hooks below.
 TABLE: Mapping[str, Read] = {
-    "embed_tokens": _embedding,
     "qkv_proj": _qkv,
     "gate_up_proj": _gate_up,
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), _whole),
+    **dict.fromkeys(("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), _whole),
     **dict.fromkeys(("o_proj", "down_proj", "fc"), _linear),
     "norm": _norm,  # q_norm, k_norm, hidden_norm, input_norm, input_layernorm, ...
 }
@@ -137,39 +129,33 @@ class VllmTaps:
 
     def install(self, module: ModuleType) -> None:
         """Into either runner's module."""
-        self._guard.safely(self._install, module.GPUModelRunner)
-
-    def _install(self, runner: type) -> None:
-        self._around(runner, "execute_model", before=self._begin)
-        if hasattr(runner, "prepare_inputs"):
-            self._around(runner, "prepare_inputs", after=lambda batch, *_: setattr(self, "_batch", batch))
+        runner = module.GPUModelRunner
+        is_v2 = hasattr(runner, "prepare_inputs")
+        names = parameters_of(V2_RUNNER if is_v2 else RUNNER, "GPUModelRunner.execute_model")
+        self._around(runner, "execute_model", before=self._begin, known=names)
+        if is_v2:
+            self._around(runner, "prepare_inputs", after=lambda batch, _: setattr(self, "_batch", batch))
 
     def _around(
         self,
         owner: Any,
         name: str,
-        before: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
-        after: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
+        before: Callable[[Given], object] = lambda _: None,
+        after: Callable[[Any, Given], object] = lambda *_: None,
+        known: tuple[str, ...] = (),
     ) -> None:
-        """Tell of a function's calls, whether or not the plugin's hooks are there; `after` gets what it gave, too."""
+        """Tell of a function's calls, whether or not the plugin's hooks are there. `known`: its parameters."""
 
         def hook(call: HookedCall) -> Any:
-            if before is not None:
-                self._guard.safely(before, call.args, call.kwargs)
+            self._guard.safely(before, call.given)
             output = call()
-            if after is not None:
-                self._guard.safely(after, output, call.args, call.kwargs)
+            self._guard.safely(after, output, call.given)
             return output
 
-        replaced = wrapped(getattr(owner, name), hook)
-        replaced.__specscope__ = True
-        setattr(owner, name, replaced)
+        wrap(owner, name, hook, known, again=True)
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, given: Given) -> None:
         self._now = self._scheduled = None
-        is_v2 = hasattr(args[0], "prepare_inputs")
-        names = parameters_of(V2_RUNNER if is_v2 else RUNNER, "GPUModelRunner.execute_model")
-        given = dict(zip(names, args, strict=False)) | kwargs
         runner, scheduled = given["self"], given["scheduler_output"]
         if given.get("dummy_run") or not scheduled.total_num_scheduled_tokens:
             return
@@ -197,16 +183,15 @@ class VllmTaps:
             self._around(proposer, "propose", after=self._proposed)
         sampler = sys.modules.get(REJECTION)
         if TARGET in code and not hasattr(runner, "prepare_inputs") and hasattr(sampler, "expand_batch_to_tokens"):
-            self._around(sampler, "expand_batch_to_tokens", after=self._expanded)
+            self._around(sampler, "expand_batch_to_tokens", after=self._expanded, known=EXPANDED)
         sizes = {who: sizes_of(model) for who, model in ((TARGET, runner.model), (DRAFTER, drafter)) if model}
         block_size = int(runner.vllm_config.cache_config.block_size)
         about = {"v2": hasattr(runner, "prepare_inputs"), "block_size": block_size, "code": code, "sizes": sizes}
         (self._folder / "about.json").write_text(json.dumps(about))
         at_exit(lambda: self._guard.safely(self._close))
 
-    def _expanded(self, expanded: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _expanded(self, expanded: Tensor, given: Given) -> None:
         """V1 gives each drafted row the temperature, top-k and top-p of its request in a call of its own."""
-        given = dict(zip(EXPANDED, args, strict=False)) | kwargs
         last = self._last.get(TARGET)
         if last is None or self._scheduled is None or last.step != self._step:
             return
@@ -282,7 +267,7 @@ class VllmTaps:
             "scheduled": [int(scheduled.num_scheduled_tokens[name]) for name in names],
             "computed": [int(computed[name]) for name in names],
             "drafts": [list(map(int, scheduled.scheduled_spec_decode_tokens.get(name, ()))) for name in names],
-            "blocks": [self._blocks.of(name, 0, 2**31).tolist() for name in names],
+            "blocks": [list(self._blocks.of(name)) for name in names],
         }
 
     def _keep(self, name: str, rows: Tensor) -> None:
@@ -314,10 +299,9 @@ class VllmTaps:
             for key, rows in zip(("query", "key", "value"), args, strict=False):
                 self._keep(f"{name}.{key}", rows)
             self._keep(f"{name}.attention", output)
-        told = self._told(module)
-        if told is None:
+        metadata, slots = told(module.layer_name)
+        if metadata is None or slots is None:
             return
-        metadata, slots = told
         if "seq_lens" not in self._now.tensors:
             widest = max((len(blocks) for blocks in self._now.facts["blocks"]), default=0) + 1
             for key in ("seq_lens", "query_start_loc", "block_table"):
@@ -330,7 +314,9 @@ class VllmTaps:
     def _cache(self, name: str, module: Any, metadata: Any) -> None:
         """Of each request the keys and values of its context, through the block table that attention was told."""
         assert self._now is not None
-        reader = self._readers.setdefault(module.layer_name, KvReader(module))
+        if module.layer_name not in self._readers:
+            self._readers[module.layer_name] = KvReader(module)
+        reader = self._readers[module.layer_name]
         if reader.why:
             self._now.facts["unread"] = reader.why
             return
@@ -338,19 +324,6 @@ class VllmTaps:
             keys, values = reader.read(metadata.block_table[row], int(metadata.seq_lens[row]))
             self._keep(f"{name}.keys read.{row}", keys)
             self._keep(f"{name}.values read.{row}", values)
-
-    @staticmethod
-    def _told(module: Any) -> tuple[Any, Tensor] | None:
-        from vllm.forward_context import get_forward_context
-
-        context = get_forward_context()
-        metadata = context.attn_metadata
-        metadata = metadata[0] if isinstance(metadata, list) else metadata
-        metadata = metadata.get(module.layer_name) if isinstance(metadata, dict) else metadata
-        slots = context.slot_mapping
-        slots = slots.get(module.layer_name) if isinstance(slots, dict) else None
-        slots = getattr(metadata, "slot_mapping", None) if slots is None else slots
-        return None if metadata is None or slots is None else (metadata, slots)
 
     def _logits(self, who: str, module: Any, args: Any, output: Any) -> None:
         last = self._last.get(who)
@@ -381,6 +354,16 @@ class VllmTaps:
     def _close(self) -> None:
         self._write_if(0)
         (self._folder / "end.json").write_text(json.dumps({"full": self._is_full, "steps": self._step + 1}))
+
+
+def told(layer: str) -> tuple[Any, Tensor | None]:
+    """What an attention layer was told: (its metadata, the slots that it wrote to); None for what is not there."""
+    from vllm.forward_context import get_forward_context
+
+    context = get_forward_context()
+    both = (part[0] if isinstance(part, list) else part for part in (context.attn_metadata, context.slot_mapping))
+    metadata, slots = (part.get(layer) if isinstance(part, dict) else None for part in both)
+    return metadata, slots
 
 
 def sizes_of(model: Any) -> dict[str, int]:

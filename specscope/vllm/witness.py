@@ -13,15 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from specscope.trace.inside.chain import NO_FLOATS, NO_INTS
 from specscope.trace.inside.gathered import Judgements
 from specscope.trace.inside.recorder import Known, Recorder
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.privacy import strip
-from specscope.trace.record.records import Phase, Preceded, RequestEnd, RequestInfo, RequestStep, StepRecord
+from specscope.trace.record.records import Phase, Preceded, RequestInfo, RequestStep, StepRecord
 from specscope.trace.record.rules import LOSSY
 from specscope.trace.record.tree import Ints
-from specscope.vllm.requests import ended, known
+from specscope.vllm.run_info import ended, known
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
 
 LOSSLESS = ("standard", "block")  # of `rejection_sample_method`; every other is not, or is not known to be
@@ -37,10 +39,31 @@ class BatchPlace:
     count: int  # tokens that were fed, and `drafts` of them drafts
     drafts: int  # that were scheduled; fewer may have been verified
     ended_prompt: bool  # False for a chunk of a prompt that did not reach its end
-    blocks: Ints  # of the request's KV, from number `first_block` on
-    first_block: int
     ahead: bool = False  # whether the host runs ahead of the device
-    match_length: int = 0  # suffix decoding: tokens of the context that were found, and went on as the drafts do
+
+
+class BlockLists:
+    """The KV blocks of each request, as the scheduler gives them out; none where the model has several caches.
+
+    A list grows while its request runs, and is another one after a preemption: who holds one has what was there.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[int]] = {}
+
+    def update(self, scheduled: Any) -> None:
+        """`scheduled`: vLLM's SchedulerOutput. V2's preempted requests come back as new ones."""
+        cached = scheduled.scheduled_cached_reqs
+        new = [(request.req_id, request.block_ids) for request in scheduled.scheduled_new_reqs]
+        for name in (*scheduled.finished_req_ids, *cached.resumed_req_ids, *(name for name, _ in new)):
+            self._of.pop(name, None)
+        for name, blocks in (*new, *zip(cached.req_ids, cached.new_block_ids, strict=True)):
+            if blocks is not None and len(blocks) == 1:
+                self._of.setdefault(name, []).extend(blocks[0])
+
+    def of(self, name: str) -> list[int]:
+        """A request's own list."""
+        return self._of.get(name, [])
 
 
 @dataclass
@@ -52,7 +75,7 @@ class _Step:
     phases: list[Phase] = field(default_factory=list)
     admitted: list[RequestInfo] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
-    places: list[BatchPlace] = field(default_factory=list)
+    places: list[tuple[BatchPlace, list[int]]] = field(default_factory=list)  # with the request's blocks
     judgements: Judgements | None = None
     budget: int | None = None  # drafts that it may verify, where that is limited
     ended: list[Ended] = field(default_factory=list)  # by what the step gave, or while it ran
@@ -67,16 +90,18 @@ class Witness:
         method = str(self.run.speculation.get("rejection_sample_method") or "standard")
         self._rule = method if method in LOSSLESS else f"{LOSSY}:{method}"
         self._requests: dict[str, Known] = {}
+        self._blocks = BlockLists()
         self._running: _Step | None = None
         self._untold: deque[_Step] = deque()
 
     def begin(self, scheduled: Any) -> None:
         """A step begins. `scheduled`: vLLM's SchedulerOutput."""
         notes = getattr(scheduled, ATTRIBUTE, None) or SchedulerNotes()
-        notes.preempted += sorted((getattr(scheduled, "preempted_req_ids", None) or set()).difference(notes.preempted))
+        notes.preempted += sorted((scheduled.preempted_req_ids or set()).difference(notes.preempted))
         self.finish(notes)
         if not scheduled.total_num_scheduled_tokens:
             self.settle()  # vLLM has nothing to do: nobody may come back for what is on its way
+        self._blocks.update(scheduled)
         step = self._running = _Step(notes, scheduled.total_num_scheduled_tokens)
         now = notes.schedule_ns[0] or time.time_ns()  # a request's wait ends where its first step begins
         for new in scheduled.scheduled_new_reqs:
@@ -102,19 +127,19 @@ class Witness:
         """The sampler has run. `budget`: how many drafts were verified, where that is limited."""
         if self._running is None:
             return
-        self._running.places = [place for place in places if place.name in self._requests]
+        there = [place for place in places if place.name in self._requests]
+        self._running.places = [(place, self._blocks.of(place.name)) for place in there]
         self._running.judgements, self._running.budget = judgements, budget
         self.bytes += judgements.bytes
 
     def finish(self, notes: SchedulerNotes | None) -> None:
         """The step that ran is over, with what the scheduler ended since. None: there is no next step."""
+        ends = notes.ended if notes else []
         step, self._running = self._running, None
-        notes = notes or SchedulerNotes()
-        if step is None:
-            if not notes.ended:
-                return
-            step = _Step(SchedulerNotes())
-        step.ended = notes.ended
+        if step is None and not ends:
+            return
+        step = step or _Step(SchedulerNotes())
+        step.ended = ends
         self._untold.append(step)
         self._tell()
 
@@ -126,7 +151,7 @@ class Witness:
     def _tell(self) -> None:
         """Publish the steps whose verdicts have come, in order."""
         while self._untold and ((first := self._untold[0]).judgements is None or first.judgements.ready()):
-            self._publish_step(self._untold.popleft())
+            self._publish(self._untold.popleft())
 
     def settle(self) -> None:
         """Publish the steps before the one that runs, and wait for what is on its way."""
@@ -145,56 +170,46 @@ class Witness:
         copies = {name: dataclasses.replace(request) for name, request in self._requests.items()}
         return strip(self._record(step, self._parts(step, copies)), self.run.privacy)
 
-    def _publish_step(self, step: _Step) -> None:
+    def _publish(self, step: _Step) -> None:
         parts = self._parts(step, self._requests)
-        finished = tuple(self._end(ending) for ending in step.ended)
+        there = [(end, self._requests.get(end.request)) for end in step.ended]  # not those that never ran
+        finished = tuple(ended(end, known.info, self.run.eos_tokens) for end, known in there if known is not None)
         preempted = tuple(name for name in step.notes.preempted if name in self._requests)
         if not (parts or finished or preempted or step.admitted):
             return
-        record = self._record(step, self._corrected(parts, finished), preempted, finished)
-        for end in finished:
-            self._requests.pop(end.info.id, None)
+        outputs = {end.info.id: len(end.output) for end in finished}
+        parts = [self._corrected(part, outputs.get(part.request)) for part in parts]
+        record = self._record(step, parts, preempted=preempted, finished=finished)
+        for name in outputs:
+            self._requests.pop(name, None)
         self.recorder.publish(record)
 
-    def _record(
-        self,
-        step: _Step,
-        parts: Sequence[RequestStep],
-        preempted: tuple[str, ...] = (),
-        finished: tuple[RequestEnd, ...] = (),
-    ) -> StepRecord:
-        notes = step.notes
-        return self.recorder.record(
-            step.phases,
-            parts,
-            running=notes.running,
-            waiting=notes.waiting,
-            blocks_used=notes.blocks_used,
-            blocks_free=notes.blocks_free,
-            admitted=step.admitted,
-            preempted=preempted,
-            finished=finished,
-            budget=step.budget,
-        )
+    def _record(self, step: _Step, parts: Sequence[RequestStep], **more: Any) -> StepRecord:
+        state = {name: getattr(step.notes, name) for name in ("running", "waiting", "blocks_used", "blocks_free")}
+        return self.recorder.record(step.phases, parts, admitted=step.admitted, budget=step.budget, **state, **more)
 
     def _parts(self, step: _Step, requests: dict[str, Known]) -> list[RequestStep]:
         """The parts of the requests in its batch, whose counts move on."""
         for name in step.resumed:
             requests[name].preceded = Preceded.PREEMPTION
-        there = [place for place in step.places if place.name in requests]
-        return [self._part(place, step.judgements, requests[place.name]) for place in there]
+        there = [(place, blocks) for place, blocks in step.places if place.name in requests]
+        return [self._part(place, blocks, step.judgements, requests[place.name]) for place, blocks in there]
 
-    def _part(self, place: BatchPlace, judgements: Judgements | None, request: Known) -> RequestStep:
-        judged = judgements.of(place.row) if place.ended_prompt and judgements is not None else None
-        if judged is None:
-            return request.chunk(place.context, place.count, self._blocks(place, place.context, place.count))
+    def _part(self, place: BatchPlace, blocks: list[int], judgements: Judgements | None, request: Known) -> RequestStep:
+        def written(context: int, count: int) -> Ints:
+            """The KV blocks that so many tokens behind a context are written to."""
+            size = self.run.block_size
+            return np.array(blocks[context // size : (context + count - 1) // size + 1], NO_INTS.dtype)
+
+        if not place.ended_prompt or judgements is None:
+            return request.chunk(place.context, place.count, written(place.context, place.count))
+        judged = judgements.of(place.row)
         prefill, verified = place.count - 1 - place.drafts, len(judged.tree) + judged.invalid
         context = request.context if place.ahead and not prefill and request.committed else place.context
         tokens = [*judged.tree.token[judged.verdict.path].tolist(), judged.verdict.token]
         method = MethodNotes(
             confidence=NO_FLOATS if judged.confidence is None else judged.confidence,
             unverified=max(place.drafts - verified, 0),
-            match_length=place.match_length if len(judged.tree) else 0,
         )
         return self.recorder.decoded(
             request,
@@ -205,38 +220,15 @@ class Witness:
             rule=self._rule,
             method=method,
             sizing=f"{judged.invalid} invalid drafts left out" if judged.invalid else "",
-            blocks=self._blocks(place, context, prefill + 1 + verified),
+            blocks=written(context, prefill + 1 + verified),
         )
 
-    def _blocks(self, place: BatchPlace, context: int, count: int) -> Ints:
-        """The KV blocks that a step writes to; none where the model has several kinds of cache."""
-        size, first = self.run.block_size, place.first_block
-        return place.blocks[max(context // size - first, 0) : max((context + count - 1) // size + 1 - first, 0)]
+    def _corrected(self, part: RequestStep, output: int | None) -> RequestStep:
+        """A request's last step gave out what vLLM says it did: a stop that we do not know of may have cut it.
 
-    def _end(self, end: Ended) -> RequestEnd:
-        request = self._requests.get(end.request)
-        if request is None:  # it was aborted before it was admitted
-            request = known(self.recorder, end.request, end.prompt, end.params, Arrival(end.finished_ns, {}), 0)
-        return ended(end, request.info, self.run.eos_tokens)
-
-    def _corrected(self, parts: Sequence[RequestStep], finished: Sequence[RequestEnd]) -> list[RequestStep]:
-        """A request's last step gave out what vLLM says it did: a stop that we do not know of may have cut it."""
-        outputs = {end.info.id: len(end.output) for end in finished}
-        corrected = []
-        for part in parts:
-            request = self._requests.get(part.request)
-            if part.request in outputs and request is not None and part.verdict is not None:
-                surplus = request.emitted - outputs[part.request]
-                emitted = min(max(part.emitted - surplus, 0), part.verdict.accepted + 1)
-                part = part if emitted == part.emitted else dataclasses.replace(part, emitted=emitted)
-            corrected.append(part)
-        return corrected
-
-
-def some_blocks(table: Any, context: int, count: int, size: int, behind: int) -> tuple[Ints, int]:
-    """(The blocks of a request's table [.] that a step may write to, the number of the first).
-
-    `behind`: how many tokens fewer than `context` there may really be.
-    """
-    first = max(context - behind, 0) // size
-    return table[first : (context + count - 1) // size + 1].astype(NO_INTS.dtype), first
+        `output`: the tokens that vLLM gave back, where the request has ended.
+        """
+        if output is None or part.verdict is None:
+            return part
+        emitted = part.emitted - (self._requests[part.request].emitted - output)
+        return dataclasses.replace(part, emitted=min(max(emitted, 0), part.verdict.accepted + 1))

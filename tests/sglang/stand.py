@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-from specscope.sglang import known
+from specscope.sglang import hooks as known
 from tests.sglang import kernels
 
 VOCABULARY = 12

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specscope.sglang import known, plugin
-from specscope.sglang.hooks import ServerHooks
+from specscope.sglang import hooks as known
+from specscope.sglang import plugin
 from specscope.trace.inside.hooking import ErrorGuard
 from tests.sglang.wheel import SOURCES
 from tests.support.skeletons import skeleton
@@ -35,7 +35,7 @@ def test_what_the_plugin_imports_is_there(source):
 
 
 def test_what_is_wrapped_is_what_is_known():
-    hooks = ServerHooks(plugin, lambda processor, req: None, ErrorGuard(), full=True)
+    hooks = known.ServerHooks(plugin, lambda processor, req: None, ErrorGuard(), full=True)
     targets = hooks.targets()
     compared = {name: set(functions) - {"_verify_uses_greedy"} for name, functions in known.WRAPPED.items()}
     assert {name: set(functions) for name, functions in targets.items()} == compared

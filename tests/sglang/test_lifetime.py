@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from specscope.sglang import known
+from specscope.sglang import hooks as known
 from specscope.sglang.verification import Verification
 from specscope.trace.record.records import FinishReason, Preceded
 from specscope.trace.record.rules import MATCH, STANDARD, UNSEEN

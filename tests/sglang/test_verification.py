@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from specscope.sglang.verification import Verification, VerifierResult, parents_of
+from specscope.sglang.verification import Verification, VerifierResult
 from specscope.trace.inside import gathered, trees
 from tests.sglang import kernels
 
@@ -38,7 +38,7 @@ def test_parents_follow_from_links(batch):
     size = min(map(len, batch))
     batch = [parent[:size] for parent in batch]
     first, sibling = (torch.tensor(each) for each in zip(*map(links, batch), strict=True))
-    assert parents_of(first, sibling).tolist() == batch
+    assert trees.slots_above(first, sibling).tolist() == batch
 
 
 def seen(device, vocabulary=7, batch=3, tree=True):

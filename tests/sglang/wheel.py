@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 
 import torch
 
-from specscope.sglang import known
+from specscope.sglang import hooks as known
 from tests.sglang import kernels, stand
 
 SOURCES = sorted(Path(os.environ.get("SPECSCOPE_SGLANG_SOURCES", "/nonexistent")).glob("sglang-*"))
@@ -65,7 +65,7 @@ def _greedy(*, retrive_index, retrive_next_token, retrive_next_sibling, **called
     )
 
 
-def install(monkeypatch, source, spec, *, chain_kernel=True):
+def install(monkeypatch, source, spec):
     """The wheel's registry, eagle_sample and chain kernel, and the rest as the stand has it; where it imports them."""
     for name in [name for name in sys.modules if name.split(".")[0] in ("sglang", "sgl_kernel")]:
         monkeypatch.delitem(sys.modules, name)
@@ -91,8 +91,6 @@ def install(monkeypatch, source, spec, *, chain_kernel=True):
     for name, members in stubs.items():
         monkeypatch.setitem(sys.modules, name, Stub(name, **members))
     chain = loaded(source, known.CHAIN, monkeypatch)
-    if not chain_kernel:
-        chain.chain_speculative_sampling_triton = kernels.chain
     by_device = "sglang.kernels.ops.speculative.verify_sampling"  # since 0.5.23
     if source.joinpath(*by_device.split(".")).with_suffix(".py").exists():
         loaded(source, by_device, monkeypatch)

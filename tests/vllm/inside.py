@@ -144,10 +144,9 @@ def main():
         return
     capture = os.environ.get("SPECSCOPE_CAPTURE", "")
     if capture:  # each run makes its own witness, in its own process
-        import specscope.vllm.v1.runner as v1
-        import specscope.vllm.v2.runner as v2
+        from specscope.vllm import known
 
-        v1.wrap_loaded = v2.wrap_loaded = lambda *_: None
+        known.wrap_loaded = lambda *_: None
     llm = started(job)
     for run in job["runs"]:
         status = forked(llm, run, folder)

@@ -25,7 +25,8 @@ import torch
 from specscope.trace.inside.chain import of_step, uniform
 from specscope.trace.wire.reading import read_capture
 from specscope.vllm import known, plugin
-from specscope.vllm.processes import ENDS
+from specscope.vllm.known import ENDS
+from specscope.vllm.v1 import debugger
 from specscope.vllm.v1 import runner as v1_runner
 
 V, SLOTS, BLOCK, BLOCKS = 12, 8, 4, 4097
@@ -38,7 +39,7 @@ def params(**given):
     """vLLM's SamplingParams."""
     plain = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "logit_bias": None, "seed": None, "stop": []}
     plain |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0}
-    plain |= {"max_tokens": 12, "ignore_eos": True, "eos_token_id": 2, "stop_token_ids": []}
+    plain |= {"max_tokens": 12, "ignore_eos": True, "eos_token_id": 2, "stop_token_ids": [], "structured_outputs": None}
     return SimpleNamespace(**(plain | given))
 
 
@@ -66,7 +67,7 @@ def config(speculation=None, parallel=(), **model):
     """vLLM's VllmConfig."""
     told = {"served_model_name": None, "model": "org/model", "revision": None, "dtype": torch.float32, "seed": 0}
     told |= {"max_model_len": 64, "hf_config": SimpleNamespace(eos_token_id=2), "try_get_generation_config": dict}
-    ranks = {"data_parallel_rank": 0, "distributed_executor_backend": "uni", "world_size": 1, "use_ray": False}
+    ranks = {"data_parallel_index": 0, "distributed_executor_backend": "uni", "world_size": 1, "use_ray": False}
     return SimpleNamespace(
         model_config=SimpleNamespace(**(told | model)),
         cache_config=SimpleNamespace(num_gpu_blocks=BLOCKS, block_size=BLOCK),
@@ -386,14 +387,7 @@ class GPUModelRunner:
         step = self.step = Step(self.engine, counts) if counts else None
         if step is None:
             return
-        table = np.zeros((len(counts), 512), np.int32)
-        for row, request in enumerate(step.requests):
-            table[row, : len(request.blocks)] = request.blocks
-        self.input_batch = SimpleNamespace(
-            req_ids=list(counts),
-            num_computed_tokens_cpu=step.computed,
-            block_table=SimpleNamespace(block_tables=[SimpleNamespace(block_table=SimpleNamespace(np=table))]),
-        )
+        self.input_batch = SimpleNamespace(req_ids=list(counts), num_computed_tokens_cpu=step.computed)
         self.discard_request_mask = SimpleNamespace(np=~np.array(step.ended))
 
     def _sample(self, logits, spec_decode_metadata):
@@ -691,7 +685,8 @@ def installed(others=(), **variables):
         for name, module in modules():
             vars(module).update(dict(others).get(name, {}))
             patch.setitem(sys.modules, name, module)
-        patch.setattr(plugin, "at_exit", ends.append)
+        for where in (plugin, debugger):
+            patch.setattr(where, "at_exit", ends.append)
         logging.getLogger("specscope").addHandler(said)
         try:
             plugin.register()

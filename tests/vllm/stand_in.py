@@ -220,6 +220,7 @@ def scheduled(tokens: list[int], computed: int, blocks: list[int] | None = None)
             req_ids=[] if blocks else ["r"],
             num_computed_tokens=[] if blocks else [computed],
             new_block_ids=[] if blocks else [None],
+            resumed_req_ids=set(),
         ),
         finished_req_ids=set(),
     )

@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from specscope.trace.inside.hooking import ErrorGuard, signatures
+from specscope.trace.inside.hooking import ErrorGuard, signatures, wrap
 from specscope.vllm import known
-from specscope.vllm.plugin import _checked
+from specscope.vllm.plugin import checked
 from tests.support.skeletons import skeleton
 
 ROOT = Path(__file__).parents[2]
@@ -52,14 +52,38 @@ def test_what_differs_in_a_module_is_named():
 def test_nothing_is_touched_where_something_differs(caplog):
     """Once said, and every hook that depends on it steps aside."""
     guards, installed = (ErrorGuard(), ErrorGuard()), []
-    check = _checked([installed.append], guards, "0.33.0")
     for _ in range(2):
-        check(live(leave_out=["rejection_sample"]))
+        checked([installed.append], guards, live(leave_out=["rejection_sample"]))
     assert (installed, [guard.is_off for guard in guards]) == ([], [True, True])
     assert sum("rejection_sample is missing" in line for line in caplog.messages) == len(guards)
     there = live()
-    _checked([installed.append], (ErrorGuard(),), "0.32.0")(there)
+    checked([installed.append], (ErrorGuard(),), there)
     assert installed == [there]
+
+
+def test_an_error_in_a_method_whose_owner_has_no_repr_goes_no_further():
+    class Owner:
+        def __repr__(self):
+            raise TypeError("a configuration that holds a tensor")
+
+        def fails(self):
+            raise RuntimeError("broken")
+
+    guard = ErrorGuard()
+    assert guard.safely(Owner().fails) is None
+    assert guard.errors == 1
+
+
+def test_a_function_is_wrapped_once_and_keeps_its_name():
+    class Owner:
+        def double(self, x):
+            """Twice."""
+            return 2 * x
+
+    for _ in range(2):
+        wrap(Owner, "double", lambda call: call() + 1)
+    assert Owner().double(3) == 7
+    assert Owner.double.__doc__ == "Twice."
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specscope.trace.inside.chain import of_step, uniform
 
@@ -19,16 +17,11 @@ def toss(seeds, positions, steps, out):
 
 def test_coins_are_tritons():
     rng = np.random.default_rng(0)
-    seeds = np.concatenate([[0, 7, 42, -1, 2**62], rng.integers(-(2**63), 2**63 - 1, 60)]).astype(np.int64)
+    seeds = np.concatenate([[0, 7, 42, -1, 2**62], rng.integers(-(2**63), 2**63 - 1, 200)]).astype(np.int64)
     positions = rng.integers(0, 200_000, len(seeds))
     steps = np.arange(len(seeds)) % 5
     out = torch.empty(len(seeds), dtype=torch.float32)
     toss[(len(seeds),)](*(torch.from_numpy(one) for one in (seeds, positions, steps)), out)
     np.testing.assert_array_equal(uniform(of_step(seeds, steps), positions), out.numpy())
     assert (of_step(seeds, steps)[steps == 0] == seeds[steps == 0]).all()
-
-
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40))
-def test_coins_lie_in_the_unit_interval(seed, position):
-    coin = uniform(np.array([seed]), np.array([position]))[0]
-    assert 0 < coin <= 1
+    assert ((out > 0) & (out <= 1)).all()

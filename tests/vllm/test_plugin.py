@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -20,8 +18,8 @@ from specscope.trace.record.records import FinishReason
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from specscope.vllm import known
+from specscope.vllm.known import ENDS, GRACE_SECONDS
 from specscope.vllm.plugin import register
-from specscope.vllm.processes import ENDS, GRACE_SECONDS
 from specscope.vllm.run_info import run_info
 from tests.searching import of_file, rows, tells
 from tests.support.records import received
@@ -148,22 +146,6 @@ def test_what_cannot_be_done_switches_the_plugin_off_in_one_line(monkeypatch, tm
         assert not wrapped()
     (line,) = said
     assert line.startswith(f"specscope: switched off: {why}")
-
-
-def test_what_every_process_of_a_vllm_finds_is_said_once(tmp_path):
-    code = (
-        "import multiprocessing\n"
-        "from specscope.vllm.plugin import register\n"
-        "register()\n"
-        "worker = multiprocessing.get_context('fork').Process(target=register)\n"
-        "worker.start(); worker.join(); print(worker.exitcode)"
-    )
-    variables = os.environ | {"SPECSCOPE_CAPTURE": "a.jsonl"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=variables
-    )
-    told = [line for line in done.stderr.splitlines() if line.startswith("specscope: ")]
-    assert (done.stdout.strip(), len(told)) == ("0", 1)
 
 
 # What it tells of vLLM's models

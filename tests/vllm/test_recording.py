@@ -389,7 +389,7 @@ def test_nothing_is_held_back_while_vllm_has_nothing_to_do(tmp_path, engine):
 def test_an_error_in_the_hooks_changes_nothing_and_they_step_aside():
     def run(engine):
         engine.step()
-        del engine.config.cache_config.block_size
+        del engine.runner.use_async_scheduling
         engine.run()
 
     _, plain, _ = record(requests())

@@ -9,16 +9,12 @@ from specscope.trace.record.aggregate import Reason
 from specscope.trace.record.params import SamplingParams, unknown_limits
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sampling import ratio_keeps
-from specscope.vllm.requests import known
+from specscope.vllm.run_info import known
 from specscope.vllm.scheduling import Arrival
 from tests.trace.strategies import RUN
 
 RECORDER = Recorder(RUN, Vocabulary(), lambda record: None)
 TRACE, SPAN = f"{5:032x}", f"{9:016x}"
-
-
-def _limits(info):
-    return unknown_limits(info.params, info.labels)
 
 
 def caller(headers):
@@ -70,20 +66,16 @@ def test_a_negative_seed_is_a_label_and_the_rest_stay_parameters():
     [
         *({"choice": ["a", "b"]}, {"json": {"type": "object"}}, {"json": '{"type":"object"}'}),
         *({"regex": "[ab]+"}, {"grammar": 'root ::= "a"'}, {"json_object": True}),
+        *({"structural_tag": "{}"}, {"json": "{}", "whitespace_pattern": " ?"}, {"json": "no JSON"}),
     ],
 )
-def test_a_form_is_a_parameter_and_limits_what_can_be_judged(form):
-    info = told(form=form)
-    assert info.params.structured_outputs.kind == next(iter(form))
-    assert "structured_outputs" not in info.labels
-    assert _limits(info) == ("structured_outputs",)
-
-
-@pytest.mark.parametrize(
-    "form", [{"structural_tag": "{}"}, {"json": "{}", "whitespace_pattern": " ?"}, {"json": "no JSON"}]
-)
-def test_a_form_that_there_is_no_word_for_is_a_label(form):
-    info = told(form=form)
-    assert info.params.structured_outputs is None
-    assert next(iter(form.values())) in info.labels["structured_outputs"]
-    assert _limits(info) == ("structured_outputs",)
+def test_a_form_is_a_parameter_or_a_label_and_limits_what_can_be_judged(form):
+    info, first = told(form=form), next(iter(form))
+    has_no_word = first == "structural_tag" or "whitespace_pattern" in form or form.get("json") == "no JSON"
+    assert (info.params.structured_outputs is None) is has_no_word
+    assert unknown_limits(info.params, info.labels) == ("structured_outputs",)
+    if has_no_word:
+        assert form[first] in info.labels["structured_outputs"]
+    else:
+        assert info.params.structured_outputs.kind == first
+        assert "structured_outputs" not in info.labels

@@ -12,6 +12,7 @@ from specscope.measure.locate.tapped import read_taps
 from specscope.trace.inside.settings import PluginSettings
 from specscope.vllm import taps as module
 from specscope.vllm.kv_layout import KvReader
+from specscope.vllm.witness import BlockLists
 from tests.vllm import stand_in
 from tests.vllm.stand_in import BLOCK, Attention, GPUModelRunner, rows, scheduled
 
@@ -78,6 +79,26 @@ def test_every_operation_of_the_table_is_the_models_own(model, runner, tmp_path)
     assert made.forwards[1].tensors["positions"].tolist() == [6]
     assert made.forwards[1].tensors["layers.0.self_attn.slots"].tolist() == [2 * BLOCK + 2]
     assert made.forwards[1].blocks == [[5, 2, 9]]
+
+
+def test_a_cache_s_layout_is_learned_once(runner, tmp_path, monkeypatch):
+    """It was learned again in each forward: a block was written and read for every layer of every step."""
+    made = []
+    monkeypatch.setattr(module, "KvReader", lambda attention: made.append(attention) or KvReader(attention))
+    tapped(runner, tmp_path)
+    assert len(made) == 3
+
+
+def test_a_request_that_comes_back_has_other_blocks():
+    """V1 says so by name: they were taken for further ones."""
+    blocks, first = BlockLists(), scheduled(PROMPT, 0, [5, 2])
+    blocks.update(first)
+    held = blocks.of("r")
+    again = scheduled(NEXT, 6)
+    again.scheduled_cached_reqs.new_block_ids = [([7, 3],)]
+    again.scheduled_cached_reqs.resumed_req_ids = {"r"}
+    blocks.update(again)
+    assert (held, blocks.of("r")) == ([5, 2], [7, 3])
 
 
 def test_taps_change_nothing_and_off_nothing_is_hooked(model, runner, tmp_path):

@@ -44,11 +44,11 @@ class Rows:
     greedy: Tensor  # [B] whether its temperature is 0
     raw: Callable[[Tensor], Tensor]  # the target's logits at some of the rows, before any rule
     target: Range  # and after every rule
-    probs: Range | None  # p [R]; None where all requests are greedy
-    q: Range | None  # [R] what drafts were sampled from; None where they are deterministic
-    whole: Range | None  # p [B] at the row of the final token; None where all requests are greedy
-    whole_q: Range | None  # q [B] there
     vocabulary: int  # V
+    probs: Range | None = None  # p [R]; None where all requests are greedy
+    q: Range | None = None  # [R] what drafts were sampled from; None where they are deterministic
+    whole: Range | None = None  # p [B] at the row of the final token; None where all requests are greedy
+    whole_q: Range | None = None  # q [B] there
     coins: Tensor | None = None  # [R]
     scores: Sequence[Scores] = ()
     scored: list[int] = field(default_factory=list)  # [B] rows that have scores, from the first on; empty: none have

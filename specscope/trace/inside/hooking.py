@@ -93,10 +93,14 @@ def wrapped(original: Callable[..., Any], hook: Callable[[HookedCall], Any], kno
     return through
 
 
-def wrap(owner: object, name: str, hook: Callable[[HookedCall], Any], known: tuple[str, ...] = ()) -> None:
-    """Have a function of a module, class or object go through the hook. Once: a second time changes nothing."""
+def wrap(
+    owner: object, name: str, hook: Callable[[HookedCall], Any], known: tuple[str, ...] = (), *, again: bool = False
+) -> None:
+    """Have a function of a module, class or object go through the hook. Once: another time changes nothing, unless it
+    is to go through several (`again`).
+    """
     original = getattr(owner, name)
-    if not hasattr(original, "__specscope__"):
+    if again or not hasattr(original, "__specscope__"):
         replaced = wrapped(original, hook, known)
         replaced.__specscope__ = True
         setattr(owner, name, replaced)

@@ -22,7 +22,7 @@ from specscope.plans.model_digest import digest_of_loaded
 from specscope.trace.history.wording import title_of
 from specscope.trace.inside.chain import NO_INTS, Judged
 from specscope.trace.record.notes import MethodNotes
-from specscope.trace.record.params import UNREAD, SamplingParams
+from specscope.trace.record.params import NO_SEED, UNREAD, SamplingParams
 from specscope.trace.record.records import (
     Phase,
     Preceded,
@@ -48,9 +48,17 @@ def label(value: object) -> str:
 
 
 def params_of(values: Mapping[str, Any], labels: dict[str, str]) -> ReadParams:
-    """An engine's values as parameters. Those that specscope would refuse are a label."""
+    """An engine's values as parameters; None is what nobody asked for. Those that specscope would refuse are a label,
+    and so is a seed that is none of ours: they count from 0.
+    """
+    given: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
+    if isinstance(stop := given.get("stop"), str):
+        given["stop"] = (stop,)
+    if (seed := given.get("seed")) is None or seed < 0:
+        labels |= [NO_SEED if seed is None else ("seed", str(seed))]
+        given["seed"] = None
     try:
-        return SamplingParams(**values), labels
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None}), labels
     except UserError as error:
         return SamplingParams(), labels | {UNREAD: label(f"{values!r} ({error})")}
 
@@ -65,7 +73,7 @@ def version_of(*distributions: str) -> str:
 
 def run_of(backend: str, version: str, name: object, target: str, draft: str, dtype: object, **about: Any) -> RunInfo:  # noqa: ANN401
     """The header of another engine's run. `name`: of the target, as clients know it, where that is not the end of its
-    path; `target`, `draft`: the paths, "" for no draft model; `about`: all else.
+    path; `target`, `draft`: the paths, "" for no draft model; `about`: all else, None where it is not known.
     """
     torch: Any = sys.modules["torch"]  # the engine's
     on_gpu = torch.cuda.is_available()
@@ -73,6 +81,10 @@ def run_of(backend: str, version: str, name: object, target: str, draft: str, dt
         "run_id": uuid.uuid4().hex,
         "target": _last(str(name or target)),
         "draft_model": _last(draft),
+        "revision": "",
+        "seed": 0,
+        "blocks": 0,
+        "block_size": 1,
         "device": torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
         "dtype": str(dtype).removeprefix("torch."),
         "backend": backend,
@@ -83,7 +95,7 @@ def run_of(backend: str, version: str, name: object, target: str, draft: str, dt
         "draft_path": draft,
         "draft_digest": digest_of_loaded(draft),
     }
-    return RunInfo(**made | about)
+    return RunInfo(**made | {name: value for name, value in about.items() if value is not None})
 
 
 def _last(path: str) -> str:

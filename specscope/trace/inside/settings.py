@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from specscope.errors import UserError
 from specscope.gone import GONE, refuse_gone
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.sampling import read_ratio
 from specscope.trace.wire.spans import SpanLevel
@@ -93,6 +94,14 @@ class PluginSettings:
             self.taps.check()
         if self.evidence not in EVIDENCES:
             raise UserError(f"{EVIDENCE} is {self.evidence!r}: use {', '.join(EVIDENCES)}")
+
+    def are_usable(self, guard: ErrorGuard) -> bool:
+        """Whether every value can be used; else the plugin steps aside, and says why."""
+        try:
+            self.check()
+        except UserError as error:
+            guard.step_aside(str(error))
+        return not guard.is_off
 
     @staticmethod
     def read(environment: Mapping[str, str] = os.environ) -> PluginSettings:

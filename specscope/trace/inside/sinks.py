@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard, log
+from specscope.trace.inside.recorder import vocabulary_of
 from specscope.trace.inside.settings import PluginSettings
+from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import Bus, OpenRequests, Subscription
@@ -25,11 +28,19 @@ class Outlet:
     """
 
     def __init__(
-        self, settings: PluginSettings, run: RunInfo, vocabulary: Vocabulary, guard: ErrorGuard, ranks: tuple[int, ...]
+        self,
+        settings: PluginSettings,
+        run: RunInfo,
+        tokenizer: Callable[[], Any],
+        guard: ErrorGuard,
+        ranks: tuple[int, ...],
     ) -> None:
-        """`ranks`: this worker's; a capture of any but the first has them in its name."""
+        """`tokenizer` loads the target's. `ranks`: this worker's, in the name of a capture of any but the first."""
         self.places: list[str] = []  # in words
         self.lacking: list[str] = []  # what could not be opened, and why
+        self.run, self.vocabulary = run, Vocabulary()  # what has no words can tell none
+        if not run.privacy:
+            self.vocabulary = vocabulary_of(tokenizer, lambda why: self.lacking.append(f"tokens' texts ({why})"))
         self._guard, self._bus, self._running = guard, Bus(), OpenRequests()
         self._closers: list[Callable[[], object]] = []
         self._told = 0
@@ -41,7 +52,7 @@ class Outlet:
         ):
             try:
                 if asked is not None:
-                    open_sink(settings, run, vocabulary, ranks)
+                    open_sink(settings, ranks)
             except UserError as error:
                 self.lacking.append(f"{what} ({error})")
         if settings.ratio() is not None and settings.endpoint is None:
@@ -51,25 +62,21 @@ class Outlet:
         """Take records there too."""
         self._bus.subscribe(sink, limit=QUEUED, prompt=prompt)
 
-    def _open_capture(
-        self, settings: PluginSettings, run: RunInfo, vocabulary: Vocabulary, ranks: tuple[int, ...]
-    ) -> None:
+    def _open_capture(self, settings: PluginSettings, ranks: tuple[int, ...]) -> None:
         from specscope.trace.files import Existing
         from specscope.trace.wire.capture import CaptureWriter
 
         asked = of_ranks(str(settings.capture), ranks)
-        writer = CaptureWriter(asked, run, vocabulary, existing=Existing.NEW_NAME, on_full=warn)
+        writer = CaptureWriter(asked, self.run, self.vocabulary, existing=Existing.NEW_NAME, on_full=warn)
         self.places.append(f"writing to {writer.path}" + (f" ({asked} exists)" if writer.path != asked else ""))
         self.also(writer, prompt=True)  # an engine's server kills its workers as soon as it is told to end
         self._closers += [writer.close, lambda: warn(*writer.losses())]
 
-    def _open_spans(
-        self, settings: PluginSettings, run: RunInfo, vocabulary: Vocabulary, ranks: tuple[int, ...]
-    ) -> None:
+    def _open_spans(self, settings: PluginSettings, ranks: tuple[int, ...]) -> None:
         from specscope.trace.wire.sending import Sender, SpanSink
 
         ratio, sender = settings.ratio(), Sender(settings.endpoint, settings.protocol)
-        spans = SpanSink(sender, run, vocabulary, settings.level(), ratio=ratio)
+        spans = SpanSink(sender, self.run, self.vocabulary, settings.level(), ratio=ratio)
         whose = "spans" if ratio is None else f"spans of some requests ({sampling_text(ratio)})"
         self.places.append(f"sending {whose} to {settings.endpoint}")
         self.also(spans)
@@ -92,6 +99,25 @@ class Outlet:
                 self._broken.append(subscription)
                 log.warning("specscope: recording ended there: %s", subscription.error)
 
+    def announce(self, engine: str, part: str) -> None:
+        """What is watched, where it goes, and what of it cannot be had: one line for the log.
+
+        `engine`: with its version; `part`: of it.
+        """
+        run = self.run
+        about = filter(
+            None, [f"process {os.getpid()}", part, run.speculation.get("method"), f"evidence {run.evidence}"]
+        )
+        where = ", ".join(self.places) or "writing nowhere"
+        lacks = {
+            f"drafts ({engine.split()[0]} runs without a speculative config)": not run.speculation,
+            "likeliest tokens, ranks and entropies (lean evidence)": run.evidence == "lean",
+            f"texts ({run.privacy.remark})": run.privacy is Privacy.NO_TEXT,
+            f"texts and token ids ({run.privacy.flag})": run.privacy is Privacy.NO_TOKENS,
+        }
+        lacking = [*(text for text, is_so in lacks.items() if is_so), *self.lacking]
+        warn(f"watching {engine} ({', '.join(about)}); {where}; lacking {', '.join(lacking) or 'nothing'}")
+
     def flush(self) -> None:
         """Wait until everything published so far was handed over."""
         self._bus.flush()
@@ -111,16 +137,6 @@ class Outlet:
 def of_ranks(path: str, ranks: tuple[int, ...]) -> Path:
     """A file of any rank but the first has its numbers in its name."""
     return Path(path).with_stem("-".join([Path(path).stem, *(str(rank) for rank in ranks if rank)]))
-
-
-def start_line(engine: str, run: RunInfo, part: str, places: Sequence[str], lacking: Sequence[str]) -> str:
-    """What is watched, where it goes, and what of it cannot be had: one line for the log.
-
-    `engine`: with its version; `part`: of it.
-    """
-    about = filter(None, [f"process {os.getpid()}", part, run.speculation.get("method"), f"evidence {run.evidence}"])
-    where = ", ".join(places) or "writing nowhere"
-    return f"watching {engine} ({', '.join(about)}); {where}; lacking {', '.join(lacking) or 'nothing'}"
 
 
 def warn(*lines: str) -> None:

@@ -7,10 +7,12 @@ its chance of being accepted once its elder siblings are not is p_i over what th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from specscope.trace.inside.chain import NO_FLOATS, NO_INTS, Judged
 from specscope.trace.inside.gathered import Gathered, final_of, parents_of, read
@@ -40,12 +42,50 @@ class SentNumbers:
     scores: np.ndarray | None  # [n - 1] the drafter's probability of the path to each draft
 
 
+def sent_numbers(sent: Mapping[str, np.ndarray]) -> list[SentNumbers]:
+    """[B] of arrays [B, ...] by these names. `index`: root and accepted slots, as rows of all requests."""
+    requests, n = [], sent["candidates"].shape[1]
+    for b, count in enumerate(sent["accepted"].tolist()):
+        row = {name: values.reshape(len(sent["accepted"]), -1)[b] for name, values in sent.items()}
+        requests.append(
+            SentNumbers(
+                accepted=count,
+                context=int(row["context"][0]),
+                candidates=row["candidates"],
+                first_child=row.get("first_child"),
+                next_sibling=row.get("next_sibling"),
+                path=row["index"][1 : 1 + count].astype(np.int64) - b * n,
+                given=row["given"][: 1 + count].tolist(),
+                final_coin=float(row["final_coin"][0]) if "final_coin" in row else 0.0,
+                scores=row.get("scores"),
+            )
+        )
+    return requests
+
+
 @dataclass(frozen=True)
 class JudgedRequest:
     """One request's part in a verification."""
 
     judged: Judged
     context: int  # tokens whose KV was there
+
+
+def slots_above(first_child: Tensor, next_sibling: Tensor) -> Tensor:
+    """[B, n] the parent's slot of each slot; a slot that nothing leads to, the root among them, has 0.
+
+    Each slot looks for the eldest of its siblings in log2(n) steps, and that one's parent is known.
+    """
+    batch, n = first_child.shape
+    first_child, next_sibling = first_child.clamp_max(n - 1), next_sibling.clamp_max(n - 1)
+    slots = torch.arange(n, device=first_child.device).expand(batch, n)
+    nowhere = torch.full((batch, 1), n, device=first_child.device)  # where links of -1 point
+    elder = torch.cat([slots, nowhere], dim=1).scatter(1, torch.where(next_sibling < 0, n, next_sibling), slots)
+    elder[:, n] = n
+    for _ in range(max(n - 1, 1).bit_length()):
+        elder = elder.gather(1, elder)
+    parent = torch.zeros_like(elder).scatter(1, torch.where(first_child < 0, n, first_child), slots)
+    return parent.gather(1, elder)[:, :n]
 
 
 @dataclass(frozen=True)

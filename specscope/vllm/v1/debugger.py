@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specscope.remote.held import Gate
+from specscope.remote.debug_socket import DebugServer
+from specscope.remote.held import Gate, HeldCommands
 from specscope.trace.history.history import History, RecentSteps
 from specscope.trace.history.wording import plural
-from specscope.trace.record.records import StepRecord
+from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.on_import import at_exit
+from specscope.trace.inside.recorder import Publish
+from specscope.trace.inside.sinks import of_ranks
+from specscope.trace.record.privacy import strip
+from specscope.trace.record.records import RunInfo, StepRecord
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.vllm.known import engine_number
+from specscope.vllm.run_info import vllm_version
 from specscope.vllm.witness import Witness
 
 KEPT = 2000  # steps that conditions such as tau can look back on
@@ -48,8 +58,8 @@ class Limit:
 def limit_of(runner: Any) -> Limit:
     """The limit that vLLM's configuration sets."""
     parallel = runner.vllm_config.parallel_config
-    backend, ranks = parallel.distributed_executor_backend, int(parallel.world_size)
-    if backend == "uni":
+    ranks = int(parallel.world_size)
+    if parallel.distributed_executor_backend == "uni":
         return Limit(None)
     if parallel.use_ray:
         return Limit(float(os.environ.get(RAY_LIMIT, "300")), RAY_LIMIT, ranks)
@@ -66,6 +76,27 @@ class Debugger:
         self.limit = Limit(None)
         self.socket: Path | None = None  # at which it listens
         self._untaken = RecentSteps(KEPT)
+
+    def listen(self, runner: Any, socket: str) -> None:
+        """Open the socket, before any request. Of the rank that decides what all of its engine's ranks do."""
+        path, self.limit = of_ranks(socket, (engine_number(runner),)), limit_of(runner)
+        who = f"vLLM {vllm_version()}, process {os.getpid()}, {runner.vllm_config.model_config.model}"
+        commands = partial(HeldCommands, self, self.limit.describe)
+        server = DebugServer(
+            path, self.gate, lambda: f"attached to {who}: it keeps running until you stop it", commands
+        )
+        self.socket = path
+        at_exit(server.close)
+
+    def told(self, publish: Publish, run: RunInfo, vocabulary: Vocabulary, guard: ErrorGuard) -> Publish:
+        """A function that publishes a record, and then passes it to this debugger."""
+        self.history.run, self.history.vocabulary = strip(run, run.privacy), vocabulary
+
+        def forward(record: StepRecord) -> None:
+            publish(record)
+            guard.safely(self.finished, strip(record, run.privacy))
+
+        return forward
 
     def judged(self, witness: Witness) -> None:
         """The sampler has judged; vLLM goes on when this returns."""

@@ -1,124 +1,134 @@
-"""Hooks in vLLM's V1 model runner: they tell the witness when a step begins, what was judged, and when it ends."""
+"""Hooks in vLLM's V1 model runner and sampler: they tell the witness when a step begins, what was judged, and when it
+ends. Of the sampler's tensors they keep references while one call of it runs.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from specscope.trace.inside.chain import NO_INTS
 from specscope.trace.inside.gather import gather
 from specscope.trace.inside.gathered import Judgements
-from specscope.trace.inside.hooking import ErrorGuard, HookedCall, wrap
-from specscope.vllm.known import RUNNER, Hooks
-from specscope.vllm.processes import wrap_loaded
-from specscope.vllm.v1.here import DraftVocabulary, judge_here
-from specscope.vllm.v1.rows import rows_of
-from specscope.vllm.v1.sampler import SamplerCall, SamplerHooks
-from specscope.vllm.v1.scores import NONE, DrafterScores, Passes
-from specscope.vllm.witness import BatchPlace, Witness, some_blocks
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall
+from specscope.trace.inside.host import DraftVocabulary
+from specscope.vllm.known import PLAIN, REJECTION, RUNNER, Hooks
+from specscope.vllm.v1.here import judge_here
+from specscope.vllm.v1.rows import NONE, DrafterScores, Passes, SamplerCall, rows_of
+from specscope.vllm.witness import BatchPlace, Witness
 
 if TYPE_CHECKING:
     from specscope.vllm.v1.debugger import Debugger
 
 
 class RunnerHooks:
-    """One for a process. The witness is made when the runner has its model and its KV cache."""
+    """One for a process. The witness is made when the runner has its model and its KV cache; only one rank has one."""
 
     def __init__(
         self,
         guard: ErrorGuard,
-        sampler: SamplerHooks,
         make_witness: Callable[[Any], Witness | None],
         debugger: Debugger | None = None,
-        listen: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """`listen` opens the debugger's socket, when a runner has been made and before any request."""
-        self._guard, self._sampler, self._make = guard, sampler, make_witness
-        self._debugger, self._listen = debugger, listen
-        self._witness: Witness | None = None
-        self._scores: DrafterScores | None = None
+        self._guard, self._debugger = guard, debugger
+        self.made = cache(partial(guard.safely, make_witness))
+        self._witness: Witness | None = None  # of the step that runs
+        self._scores = DrafterScores()
         self._vocabulary = DraftVocabulary()
         self._scheduled: Any = None  # vLLM's SchedulerOutput of the step that runs
-        self._asked = False  # whether a witness was to be made; only one rank has one
+        self._listening = False  # around the sampler of a real step: vLLM also calls it to warm up
+        self._call: SamplerCall | None = None  # the rejection sampler's that runs now, or ran while it listened
 
     @property
     def targets(self) -> Mapping[str, Hooks]:
-        """What goes around which function, by module."""
+        """What goes around which function, by module. The plain sampler draws the bonus token."""
         return {
+            PLAIN: {"Sampler.sample": self._plain},
+            REJECTION: {
+                "RejectionSampler.forward": self._forward,
+                "rejection_sample": partial(self._noted, "target_logits"),  # after every rule
+                "generate_uniform_probs": self._uniform_probs,
+                "sample_recovered_tokens": partial(self._noted, "target_probs"),  # and normalised
+            },
             RUNNER: {
                 "GPUModelRunner.execute_model": self._execute_model,
                 "GPUModelRunner._sample": self._sample,
                 "GPUModelRunner.sample_tokens": self._sample_tokens,
                 "GPUModelRunner.propose_draft_token_ids": self._propose,
-            }
+            },
         }
 
-    def install(self, module: ModuleType) -> None:
-        """Into vllm.v1.worker.gpu_model_runner: what is made before the first step."""
-        if self._debugger is not None:
-            wrap(module.GPUModelRunner, "__init__", self._init)
-        wrap_loaded(module.GPUModelRunner, self._of)
-
-    def _of(self, runner: Any) -> Witness | None:
-        if not self._asked:
-            self._asked = True
-            self._witness = self._guard.safely(self._make, runner)
-            if self._witness is not None:
-                sampled = self._witness.run.speculation.get("draft_sample_method") == "probabilistic"
-                self._scores = DrafterScores(self._guard, sampled=sampled, full=self._witness.full)
-        return None if self._guard.is_off else self._witness
-
-    def _init(self, call: HookedCall) -> None:
-        call()
-        self._guard.safely(self._listen, call.args[0])
-
     def _execute_model(self, call: HookedCall) -> Any:
-        given = call.given
-        witness, began = self._of(given["self"]), time.time_ns()
-        if witness is not None:
-            self._scheduled = given["scheduler_output"]
-            self._guard.safely(witness.begin, self._scheduled)
+        given, began = call.given, time.time_ns()
+        witness = self._witness = None if self._guard.is_off else self.made(given["self"])
+        if witness is None:
+            return call()
+        self._scheduled = given["scheduler_output"]
+        self._guard.safely(witness.begin, self._scheduled)
         output = call()
-        if witness is not None:
-            witness.phase("forward", began, time.time_ns())
+        witness.phase("forward", began, time.time_ns())
         return output
 
     def _sample(self, call: HookedCall) -> Any:
         witness, began = self._witness, time.time_ns()
-        self._sampler.listening = witness is not None and not self._guard.is_off
+        if witness is None:
+            return call()
+        self._listening = not self._guard.is_off
         try:
             output = call()
         finally:
-            self._sampler.listening = False
-        if witness is not None:
-            witness.phase("verify", began, time.time_ns())
-            judged, self._sampler.call = self._sampler.call, None
+            self._listening = False
+        witness.phase("verify", began, time.time_ns())
+        judged, self._call = self._call, None
+        if judged is not None:
             self._guard.safely(self._judge, witness, call.args[0], judged)
         return output
 
-    def _judge(self, witness: Witness, runner: Any, call: SamplerCall | None) -> None:
+    def _judge(self, witness: Witness, runner: Any, call: SamplerCall) -> None:
         """The sampler has run, and the runner's batch still is as it was judged."""
-        if call is None or self._scores is None or self._scheduled is None:
-            return
         there = places(runner, self._scheduled, call.drafted)
-        for place in there:
-            place.match_length = self._scores.match_length(place.name)
         passes = {place.row: self._scores.take(place.name) for place in there if place.ended_prompt}
         read = judge_here if call.logits.device.type == "cpu" else judge_there
         witness.judged(there, read(call, passes, full=witness.full, vocabulary=self._vocabulary))
         if self._debugger is not None:
             self._debugger.judged(witness)
 
+    def _forward(self, call: HookedCall) -> Any:
+        self._call = self._guard.safely(_begun, call.given) if self._listening else None
+        output = call()
+        if self._call is not None:
+            self._call.output = output.sampled_token_ids
+        return output
+
+    def _noted(self, name: str, call: HookedCall) -> Any:
+        """Of the sampler's call an argument of this one."""
+        if self._call is not None:
+            setattr(self._call, name, call.given.get(name))
+        return call()
+
+    def _uniform_probs(self, call: HookedCall) -> Any:
+        coins = call()
+        if self._call is not None:
+            self._call.coins = coins.clone()  # some rules overwrite them
+        return coins
+
+    def _plain(self, call: HookedCall) -> Any:
+        """Sampling overwrites the logits that it is given: temperature is applied in place."""
+        given, ours = call.given, self._call
+        if ours is not None and ours.bonus_logits is None and not given["sampling_metadata"].all_greedy:
+            ours.bonus_logits = given["logits"].clone()
+        return call()
+
     def _propose(self, call: HookedCall) -> Any:
-        runner, witness, scores, began = call.args[0], self._witness, self._scores, time.time_ns()
-        if scores is not None:
-            self._guard.safely(scores.begin, runner)
+        runner, witness, began = call.args[0], self._witness, time.time_ns()
+        if witness is None:
+            return call()
+        self._guard.safely(self._scores.begin, runner, witness)
         drafts = call()
-        if witness is not None and scores is not None:
-            witness.phase("draft", began, time.time_ns())
-            self._guard.safely(lambda: scores.end(list(runner.input_batch.req_ids)))
+        witness.phase("draft", began, time.time_ns())
+        self._guard.safely(lambda: self._scores.end(list(runner.input_batch.req_ids)))
         return drafts
 
     def _sample_tokens(self, call: HookedCall) -> Any:
@@ -138,20 +148,26 @@ def judge_there(
 
 def places(runner: Any, scheduled: Any, drafted: list[int]) -> list[BatchPlace]:
     """The requests of V1's batch. With asynchronous scheduling the host counts every draft as accepted at first."""
-    batch, ahead = runner.input_batch, bool(getattr(runner, "use_async_scheduling", False))
-    names = list(batch.req_ids)
-    unfinished = runner.discard_request_mask.np[: len(names)].copy()
-    size = runner.vllm_config.cache_config.block_size
-    tables, behind = batch.block_table.block_tables, 3 * max(drafted, default=0) if ahead else 0
-    batch_places = []
-    for row, name in enumerate(names):
-        if name not in scheduled.num_scheduled_tokens:
-            continue
-        context, count = int(batch.num_computed_tokens_cpu[row]), scheduled.num_scheduled_tokens[name]
-        blocks, first = NO_INTS, 0  # where the model has several kinds of cache
-        if len(tables) == 1:
-            blocks, first = some_blocks(tables[0].block_table.np[row], context, count, size, behind)
-        batch_places.append(
-            BatchPlace(name, row, context, count, drafted[row], not unfinished[row], blocks, first, ahead)
-        )
-    return batch_places
+    batch, counts, in_prompt = runner.input_batch, scheduled.num_scheduled_tokens, runner.discard_request_mask.np
+    there = [(row, name, int(batch.num_computed_tokens_cpu[row])) for row, name in enumerate(batch.req_ids)]
+    ahead = bool(runner.use_async_scheduling)
+    return [
+        BatchPlace(name, row, context, counts[name], drafted[row], not in_prompt[row], ahead)
+        for row, name, context in there
+        if name in counts
+    ]
+
+
+def _begun(given: Mapping[str, Any]) -> SamplerCall:
+    """What vLLM writes anew for each batch, or while it judges (0.33's lossy rules: the drafts), is copied."""
+    metadata, sampling = given["metadata"], given["sampling_metadata"]
+    rules = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k")}
+    return SamplerCall(
+        logits=given["logits"],
+        drafted=list(metadata.num_draft_tokens),
+        draft_tokens=metadata.draft_token_ids.clone(),
+        draft_probs=given["draft_probs"],
+        target_rows=metadata.target_logits_indices,
+        cut=getattr(sys.modules.get(REJECTION), "apply_top_k_top_p", None),
+        **{name: None if values is None else values.clone() for name, values in rules.items()},
+    )

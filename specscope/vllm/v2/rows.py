@@ -1,4 +1,4 @@
-"""Rows of a call of V2's samplers, from the tensors that vLLM hands them.
+"""Rows of a call of V2's samplers, from the tensors that vLLM hands them; and the logits of greedy drafts.
 
 There a request's rows of logits follow one another, the one behind its last draft among them. With an adaptive budget
 only the device knows how many of its drafts each request kept. Drafts have logits only where they were sampled.
@@ -6,6 +6,7 @@ only the device knows how many of its drafts each request kept. Drafts have logi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,9 @@ import torch
 from torch import Tensor
 
 from specscope.trace.inside.gather import Rows, Scores
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall, log, wrap
+
+MOST = 2**27  # bytes that they may take; with more, they are left out
 
 
 @dataclass
@@ -64,10 +68,6 @@ def rows_of_verified(call: Verified) -> Rows:
         greedy=temperature == 0,
         raw=lambda places: call.logits[places, :vocabulary].float(),
         target=lambda low, high: call.processed[low:high, :vocabulary].float(),
-        probs=None,
-        q=None,
-        whole=None,
-        whole_q=None,
         vocabulary=vocabulary,
         seeds=call.states.seeds.gpu[call.idx_mapping],
         positions=call.pos,
@@ -108,3 +108,58 @@ def _sampled(rows: Rows, call: Verified, place: Tensor, temperature: Tensor) -> 
 
     rows.q = lambda low, high: q(torch.arange(low, high, device=draft_logits.device))
     rows.whole_q = whole_q
+
+
+class DraftLogits:
+    """What V2's drafter took its greedy drafts from, until the next step judges them.
+
+    vLLM itself keeps the logits of sampled drafts, because its rule needs them. Ours lie in a tensor of the same shape,
+    and are written where a CUDA graph records the drafter's work: no line of Python runs when it is replayed. Methods
+    with a sampler of their own (dspark) have none.
+    """
+
+    def __init__(self, guard: ErrorGuard, wanted: Callable[[], bool]) -> None:
+        """`wanted` is asked once, when the drafter first runs."""
+        self._guard, self._wanted = guard, wanted
+        self.tensor: Tensor | None = None  # [slots + 1, K, V]; the last one's are padding's, which has slot -1
+        self._asked = False
+        self._places: tuple[Tensor, Tensor] | None = None  # slot and depth of each row of logits that come next
+
+    def sample_draft(self, call: HookedCall) -> Any:
+        """Around the drafter's choice."""
+        self._guard.safely(self._expect, call.given)
+        try:
+            return call()
+        finally:
+            self._places = None
+
+    def _expect(self, given: dict[str, Any]) -> None:
+        if given["draft_logits"] is not None:
+            return
+        speculator = given["self"]
+        self._places = given["idx_mapping"].long(), given["draft_step"].long()
+
+        def compute_draft_logits(call: HookedCall) -> Any:
+            logits = call()
+            self._guard.safely(self._keep, speculator, logits)
+            return logits
+
+        wrap(speculator, "compute_draft_logits", compute_draft_logits)  # of a subclass too
+
+    def _keep(self, speculator: Any, logits: Tensor) -> None:
+        if not self._asked:
+            self._asked = True
+            self.tensor = _made(speculator, logits) if self._wanted() else None
+        if self.tensor is not None and self._places is not None:
+            slots, steps = self._places
+            self.tensor.index_put_((slots, steps.expand_as(slots)), logits)
+
+
+def _made(speculator: Any, logits: Tensor) -> Tensor | None:
+    """Not zeros: where this is first reached in a graph's capture, each replay would write them over the scores."""
+    shape = speculator.max_num_reqs + 1, speculator.num_speculative_steps, logits.shape[1]
+    size = shape[0] * shape[1] * shape[2] * logits.element_size()
+    if size > MOST and logits.device.type != "cpu":
+        log.warning("specscope: the drafter's scores are left out: they would take %d MiB", size >> 20)
+        return None
+    return torch.empty(shape, dtype=logits.dtype, device=logits.device)

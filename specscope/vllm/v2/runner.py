@@ -5,24 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
-from types import ModuleType
+from functools import cache, cached_property, partial
 from typing import Any
 
-import numpy as np
-
-from specscope.trace.inside.chain import NO_INTS
 from specscope.trace.inside.gather import gather
 from specscope.trace.inside.gathered import Gathered, Judgements
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall
-from specscope.trace.record.tree import Ints
 from specscope.vllm.known import V2_DRAFTER, V2_PLAIN, V2_REJECTION, V2_RUNNER, Hooks
-from specscope.vllm.processes import wrap_loaded
-from specscope.vllm.v2.rows import Verified, rows_of_verified
-from specscope.vllm.v2.scores import DraftLogits
+from specscope.vllm.v2.rows import DraftLogits, Verified, rows_of_verified
 from specscope.vllm.witness import BatchPlace, Witness
 
-STEPS_AHEAD = 3  # that the host may be before the device, at most
 # What both samplers' functions are given, and the rows are made of
 PASSED_ON = ("logits", "pos", "idx_mapping", "idx_mapping_np", "expanded_idx_mapping", "expanded_local_pos")
 
@@ -31,14 +23,12 @@ class V2Hooks:
     """One for a process."""
 
     def __init__(self, guard: ErrorGuard, make_witness: Callable[[Any], Witness | None], scores: DraftLogits) -> None:
-        self._guard, self._make, self._scores = guard, make_witness, scores
-        self._witness: Witness | None = None
-        self._asked = False
+        self._guard, self._scores = guard, scores
+        self.made = cache(partial(guard.safely, make_witness))
+        self._witness: Witness | None = None  # from execute_model of a real step to the end of its sample_tokens
         self._batch: Any = None  # vLLM's InputBatch while a sampler runs in a real step
-        self._listens = False  # between execute_model of a real step and the end of its sample_tokens
         self._calls: list[Gathered] = []
         self._confidence: Any = None  # with an adaptive budget: what the drafter thinks of its drafts, by slot
-        self._blocks = BlockLists()
         self._fused = False  # whether the plain sampler cut by top-k and top-p inside its kernel
 
     @property
@@ -61,60 +51,48 @@ class V2Hooks:
             },
         }
 
-    def install(self, module: ModuleType) -> None:
-        """Into vllm.v1.worker.gpu.model_runner: what is made before the first step."""
-        wrap_loaded(module.GPUModelRunner, self._of)
-
     @cached_property
     def _step_seeds(self) -> bool:
         """Whether block verification has a seed for each draft, as since 0.33."""
         rule = getattr(sys.modules.get(V2_REJECTION), "rejection_sample", None)
-        kernels = sys.modules.get(getattr(rule, "__module__", ""))
-        return kernels is None or hasattr(kernels, "spec_step_seed")
-
-    def _of(self, runner: Any) -> Witness | None:
-        if not self._asked:
-            self._asked = True
-            self._witness = self._guard.safely(self._make, runner)
-        return None if self._guard.is_off else self._witness
+        return hasattr(sys.modules.get(getattr(rule, "__module__", "")), "spec_step_seed")
 
     def _execute_model(self, call: HookedCall) -> Any:
-        given = call.given
-        scheduled, is_real = given["scheduler_output"], not given.get("dummy_run", False)
-        witness, began = self._of(given["self"]) if is_real else None, time.time_ns()
-        if witness is not None:
-            self._guard.safely(witness.begin, scheduled)
-            self._guard.safely(self._blocks.update, scheduled)
+        given, began = call.given, time.time_ns()
+        scheduled, self._witness = given["scheduler_output"], None
+        witness = None if self._guard.is_off or given.get("dummy_run", False) else self.made(given["self"])
+        if witness is None:
+            return call()
+        self._guard.safely(witness.begin, scheduled)
         output = call()
-        if witness is not None:
-            witness.phase("forward", began, time.time_ns())
-        self._listens = witness is not None and scheduled.total_num_scheduled_tokens > 0
+        witness.phase("forward", began, time.time_ns())
+        self._witness = witness if scheduled.total_num_scheduled_tokens else None
         return output
 
     def _sample_tokens(self, call: HookedCall) -> Any:
-        if self._listens:
-            adaptive = getattr(call.args[0], "adaptive_verification", None)
-            self._confidence = getattr(adaptive, "_confidence_probs", None)
+        adaptive = getattr(call.args[0], "adaptive_verification", None)
+        self._confidence = getattr(adaptive, "_confidence_probs", None)
         try:
             output = call()
         finally:
-            listened, self._listens = self._listens, False
-        if listened and self._witness is not None:
-            self._witness.phase("draft", 0, time.time_ns())
+            witness, self._witness = self._witness, None
+        if witness is not None:
+            witness.phase("draft", 0, time.time_ns())
         return output
 
     def _sampler(self, call: HookedCall) -> Any:
         """Of either sampler: what it calls meanwhile gathers."""
-        if not self._listens or self._witness is None or self._guard.is_off:
+        witness, began = self._witness, time.time_ns()
+        if witness is None or self._guard.is_off:
             return call()
         batch = self._batch = call.given["input_batch"]
-        self._calls, began = [], time.time_ns()
+        self._calls = []
         try:
             output = call()
         finally:
             self._batch = None
-        self._witness.phase("verify", began, time.time_ns())
-        self._guard.safely(self._judge, self._witness, batch)
+        witness.phase("verify", began, time.time_ns())
+        self._guard.safely(self._judge, witness, batch)
         return output
 
     def _judge(self, witness: Witness, batch: Any) -> None:
@@ -122,9 +100,7 @@ class V2Hooks:
         if (judged := sum(call.requests for call in calls)) != batch.num_reqs:
             raise RuntimeError(f"{judged} of the {batch.num_reqs} requests of a step were seen: the step is left out")
         budget = None if self._confidence is None else int(batch.num_draft_tokens)
-        longest = int(witness.run.speculation.get("num_speculative_tokens") or 0)
-        there = places(batch, self._blocks, witness.run.block_size, longest)
-        witness.judged(there, Judgements(calls), budget)
+        witness.judged(places(batch), Judgements(calls), budget)
 
     def _then(self, keep: Callable[[Any, Mapping[str, Any]], None], call: HookedCall) -> Any:
         """Keep what a sampler's function gave, while a sampler runs in a real step."""
@@ -178,42 +154,20 @@ class V2Hooks:
         )
 
 
-class BlockLists:
-    """The KV blocks of each request, as the scheduler gives them out: V2 keeps its block tables on the device."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, list[int]] = {}
-
-    def update(self, scheduled: Any) -> None:
-        """`scheduled`: vLLM's SchedulerOutput. One that was preempted comes back as a new one, with other blocks."""
-        for name in scheduled.finished_req_ids:
-            self._of.pop(name, None)
-        for new in scheduled.scheduled_new_reqs:
-            self._of.pop(new.req_id, None)
-            if len(new.block_ids) == 1:
-                self._of[new.req_id] = list(new.block_ids[0])
-        known = scheduled.scheduled_cached_reqs
-        for name, more in zip(known.req_ids, known.new_block_ids, strict=True):
-            if more is not None and name in self._of:
-                self._of[name] += more[0]
-
-    def of(self, name: str, low: int, high: int) -> Ints:
-        """A request's blocks from number `low` to `high`; none where the model has several kinds of cache."""
-        return np.array(self._of.get(name, ())[low:high], NO_INTS.dtype)
-
-
-def places(batch: Any, blocks: BlockLists, size: int, longest: int) -> list[BatchPlace]:
-    """The requests of V2's InputBatch. Its host runs ahead: it counts every draft as accepted at first.
-
-    `size`: of a block; `longest`: drafts of a chain at most.
-    """
-    drafts = [0] * batch.num_reqs if batch.num_draft_tokens_per_req is None else batch.num_draft_tokens_per_req.tolist()
-    upper = batch.seq_lens_cpu_upper_bound.numpy()
-    found = []
-    for row, name in enumerate(batch.req_ids):
-        context, count = int(batch.num_computed_tokens_np[row]), int(batch.num_scheduled_tokens[row])
-        first = max(context - STEPS_AHEAD * longest, 0) // size
-        written = blocks.of(name, first, (context + count - 1) // size + 1)
-        ended = bool(upper[row] >= batch.prefill_len_np[row])
-        found.append(BatchPlace(name, row, context, count, drafts[row], ended, written, first, ahead=True))
-    return found
+def places(batch: Any) -> list[BatchPlace]:
+    """The requests of V2's InputBatch. Its host runs ahead: it counts every draft as accepted at first."""
+    rows, drafts = range(batch.num_reqs), batch.num_draft_tokens_per_req
+    contexts, counts = batch.num_computed_tokens_np.tolist(), batch.num_scheduled_tokens.tolist()
+    ended = batch.seq_lens_cpu_upper_bound.numpy()[: len(rows)] >= batch.prefill_len_np[: len(rows)]
+    return [
+        BatchPlace(
+            batch.req_ids[row],
+            row,
+            contexts[row],
+            counts[row],
+            0 if drafts is None else int(drafts[row]),
+            bool(ended[row]),
+            ahead=True,
+        )
+        for row in rows
+    ]

@@ -12,11 +12,10 @@ from specscope.remote.attached import WATCHING
 from specscope.remote.receiver import Receiver
 from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.inside.settings import PluginSettings
-from specscope.trace.inside.sinks import Outlet, of_ranks, start_line
+from specscope.trace.inside.sinks import Outlet, of_ranks
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
-from specscope.vllm.run_info import left_out, run_info
+from specscope.vllm.run_info import run_info
 from tests.processes import room_for
 from tests.support.records import received
 from tests.trace.sampled_runs import SAMPLED, FakeEngine, FinishReason
@@ -27,10 +26,13 @@ from tests.vllm import small
 VLLM_RUN = run_info(SimpleNamespace(vllm_config=small.config(small.Speculation("eagle3"))), "full")
 
 
-def outlet(**asked):
+TOKENIZER = SimpleNamespace(get_vocab=dict, added_tokens_decoder={}, all_special_ids=[])
+
+
+def outlet(run=RUN, **asked):
     """To what the environment asks for."""
     settings = PluginSettings.read({f"SPECSCOPE_{name}": value for name, value in asked.items()})
-    return Outlet(settings, RUN, Vocabulary(), ErrorGuard(), (0, 0))
+    return Outlet(settings, run, lambda: TOKENIZER, ErrorGuard(), (0, 0))
 
 
 def test_losses_are_told_when_they_begin_and_when_they_have_doubled(caplog):
@@ -120,20 +122,22 @@ def test_each_rank_has_a_file_of_its_own(ranks, name):
     assert of_ranks("/x/a.jsonl", ranks) == Path("/x", name)
 
 
-def test_one_line_says_what_is_watched_where_it_goes_and_what_it_lacks():
-    places = ["writing to /x/a.jsonl", "sending spans to http://y:4317"]
-    assert start_line("vLLM 0.32.0", VLLM_RUN, "V1 runner", places, left_out(VLLM_RUN)) == (
-        f"watching vLLM 0.32.0 (process {os.getpid()}, V1 runner, eagle3, evidence full); writing to /x/a.jsonl, "
-        "sending spans to http://y:4317; lacking nothing"
-    )
-    # By these words the screen knows that it has loaded
-    assert start_line("vLLM 0.32.0", VLLM_RUN, "", places, ()).startswith(WATCHING)
+def test_one_line_says_what_is_watched_where_it_goes_and_what_it_lacks(tmp_path, caplog):
+    file = str(tmp_path / "a.jsonl")
     bare = dataclasses.replace(VLLM_RUN, speculation={}, evidence="lean", privacy=Privacy.NO_TOKENS)
-    assert start_line("vLLM 0.32.0", bare, "V2 runner", [], left_out(bare)) == (
-        f"watching vLLM 0.32.0 (process {os.getpid()}, V2 runner, evidence lean); writing nowhere; lacking drafts "
-        "(vLLM runs without a speculative config), likeliest tokens, ranks and entropies (lean evidence), texts and "
-        "token ids (--no-tokens)"
-    )
+    for run, asked, runner in ((VLLM_RUN, {"CAPTURE": file}, "V1 runner"), (bare, {}, "V2 runner")):
+        opened = outlet(run, **asked)
+        opened.announce("vLLM 0.32.0", runner)
+        opened.close()
+    assert caplog.messages == [
+        f"specscope: watching vLLM 0.32.0 (process {os.getpid()}, V1 runner, eagle3, evidence full); "
+        f"writing to {file}; lacking nothing",
+        f"specscope: watching vLLM 0.32.0 (process {os.getpid()}, V2 runner, evidence lean); writing nowhere; lacking "
+        "drafts (vLLM runs without a speculative config), likeliest tokens, ranks and entropies (lean evidence), texts "
+        "and token ids (--no-tokens)",
+    ]
+    # By these words the screen knows that it has loaded
+    assert caplog.messages[0].removeprefix("specscope: ").startswith(WATCHING)
 
 
 @pytest.mark.parametrize(("error", "traced"), [(KeyError("a row"), True), (UserError("the disk is full"), False)])
