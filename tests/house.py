@@ -25,7 +25,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "model": (3297, 2800),
     "kernels": (2200, 2200),
     "inside": (1850, 1850),
-    "vllm, transformers, sglang": (4629, 4050),
+    "vllm, transformers, sglang": (4050, 4050),
     "debug, live": (3398, 3200),
     "tui": (5603, 5500),
     "cli": (3533, 3100),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (694, 320),
     "bench, train": (0, 0),
     "top level": (887, 600),
-    "all": (72304, 64500),
+    "all": (71835, 64500),
     "benchmarks": (3304, 3300),
 }
 TESTS_BUDGET = 40_500
