@@ -12,7 +12,7 @@ from specscope.cli.debug import over_capture
 from specscope.cli.options import checked_endpoint
 from specscope.debug.breakpoints import EventKind, types_of
 from specscope.engine.config import EngineConfig
-from specscope.engine.prompts import parse_row, read_prompts
+from specscope.engine.prompts import PromptSpec, parse_row, read_prompts
 from specscope.errors import UserError
 from specscope.plans.plan import parse_plan
 from specscope.remote.attached import checked_address
@@ -57,6 +57,10 @@ def in_file(read):
 
 def prompts(path):
     return read_prompts(path, SamplingParams(), raw=False)
+
+
+def row_of(text):
+    return parse_row(text, PromptSpec("", SamplingParams()))
 
 
 def over(first, words=""):
@@ -135,7 +139,7 @@ def test_good_values_with_a_few_characters_changed():
     commands = over_capture(bad.PLANTED)
     for tree, line, condition, command in bad.spoilt(200):
         refusal(parse_plan, tree)
-        refusal(parse_row, line.encode("utf-8", "surrogatepass"))
+        refusal(row_of, line.encode("utf-8", "surrogatepass"))
         refusal(commands.run, f"break reject if {condition}")
         refusal(commands.run, command)
 
@@ -153,16 +157,15 @@ json_values = st.recursive(
 
 @given(st.dictionaries(st.sampled_from([*sorted(PARAM_NAMES), "prompt", "messages", "label"]), json_values, max_size=4))
 def test_any_json_line(values):
-    row = refused_in_one_line(parse_row, json.dumps(values).encode())
+    row = refused_in_one_line(row_of, json.dumps(values).encode())
     if row is not None:
-        params = SamplingParams.from_dict({**SamplingParams().to_dict(), **row.given})
-        json.dumps(params.to_dict()).encode()
-        assert SamplingParams.from_dict(params.to_dict()) == params
+        json.dumps(row.params.to_dict()).encode()
+        assert SamplingParams.from_dict(row.params.to_dict()) == row.params
 
 
 @given(odd_text)
 def test_any_line_of_a_prompt_file(text):
-    refused_in_one_line(parse_row, text.encode(errors="surrogatepass"))
+    refused_in_one_line(row_of, text.encode(errors="surrogatepass"))
 
 
 @given(odd_text | st.text("htps:/[]0123456789.x@", max_size=30))

@@ -2,9 +2,9 @@
 
 A file's layout is recognised from its content. JSON Lines, an array or documents over several lines may hold ShareGPT's
 conversations, rows of SPEED-Bench (`turns` or `messages`), Spec-Bench and MT-bench (`turns`, or a list as `prompt`),
-vLLM's custom layout (`prompt`, `output_tokens`), SpecForge's conversations (`role`, `content`), what SGLang dumps of
-its requests, or specscope's own. Of several turns only the first is asked, as the benches of vLLM and SGLang do. A
-table with a column `prompt` has a prompt a row. Anything else is plain text, a prompt a line.
+SpecForge's conversations (`role`, `content`), what SGLang dumps of its requests, or specscope's own. Of several turns
+only the first is asked, as the benches of vLLM and SGLang do. A table with a column `prompt` has a prompt a row.
+Anything else is plain text, a prompt a line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any
@@ -34,7 +34,6 @@ from specscope.trace.history.wording import plural
 from specscope.trace.kinds import (
     PROMPT_TABLE,
     REQUEST_DUMP,
-    SHAREGPT,
     FileKind,
     ReadAs,
     documents,
@@ -43,26 +42,24 @@ from specscope.trace.kinds import (
     looks_like_json,
     start_of,
 )
-from specscope.trace.record.params import MOST_TOKENS, PARAM_NAMES, SamplingParams
+from specscope.trace.record.params import PARAM_NAMES, SamplingParams
 from specscope.trace.record.records import TEMPLATE
 
 Messages = Sequence[Mapping[str, str]]
 MOST_PROMPTS = 100_000
-LARGEST_ARRAY = 2**30  # bytes; ShareGPT_V3_unfiltered_cleaned_split.json has 0.7 * 2^30
+LARGEST = 2**30  # bytes of an array; ShareGPT_V3_unfiltered_cleaned_split.json has 0.7 * 2^30
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in rows of SPEED-Bench before its prepare.py has filled them
-CHARACTERS = 4  # to a token, roughly: there is no tokenizer here
-# What vLLM's bench takes of ShareGPT, in tokens (its datasets.py, is_valid_sequence)
-LEAST, MOST_PROMPT, MOST_TOTAL = 4, 1024, 2048
-RENAMED = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}  # SGLang's names
+RENAMED = {"max_new_tokens": "max_tokens", "output_tokens": "max_tokens", "sampling_seed": "seed"}  # SGLang's, vLLM's
+UNSET = (None, -1, "", [])  # a parameter of SGLang's
 ASKED = re.compile(r"(?:prompt|question|instruction|query)s?", re.IGNORECASE)  # a column of prompts
 CATEGORIES = ("category", "sub_category", "difficulty")  # of a data set's row, which become labels
 MESSAGES = 'a list of at most 10000 {"role": ..., "content": text}'
+NO_KWARGS: Mapping[str, Any] = {}
 
 PromptText = Annotated[
     Text, Meta(min_length=1, title='"prompt"', description="text, not empty, of whole Unicode characters")
 ]
 Turns = Annotated[list[PromptText], Meta(min_length=1, description="a list of texts, the first turn first")]
-OutputTokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="1 or more")]
 Label = Annotated[Text, Meta(max_length=10_000, description="at most 10000 characters long")]
 LabelName = Annotated[Text, Meta(max_length=200, description="a name of at most 200 characters")]
 Template = Annotated[
@@ -75,10 +72,6 @@ class ChatTurn(msgspec.Struct):
 
     role: Annotated[Text, Meta(min_length=1, max_length=100)]
     content: Text
-
-
-class _Turn(msgspec.Struct):
-    value: Text
 
 
 Conversation = Annotated[
@@ -95,257 +88,6 @@ class PromptLine(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Row:
-    """One request as a file has it."""
-
-    prompt: str | Messages  # text, or chat messages
-    given: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters of its own, by name
-    labels: Mapping[str, str] = field(default_factory=dict)
-    template: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs
-    line: int = 0
-
-
-def read_rows(path: str) -> tuple[list[Row], int]:
-    """The rows of a file, or of standard input for `-`, and how many conversations were left out.
-
-    Raises UserError, with the number of the line.
-    """
-    start = start_of(path)
-    kind = _of_prompts(kind_of(start), path)
-    if kind is REQUEST_DUMP and start[:1] == b"\x80":
-        lines: Iterator[tuple[int, Any]] = enumerate(dumped_requests(path), 1)
-    else:
-        lines = (_array if is_array(start.decode("utf-8", "replace")) else _lines)(path)
-    rows, left_out = list[Row](), 0
-    for number, value in lines:
-        try:
-            row = parse_row(value, talks=kind is SHAREGPT)
-        except UserError as error:
-            raise UserError(f"{path}, line {number}: {error}") from None
-        if row is None:
-            left_out += 1
-        else:
-            rows.append(replace(row, line=number))
-        if len(rows) > MOST_PROMPTS:
-            raise UserError(f"{path} has more than {MOST_PROMPTS} prompts: split it")
-    if not rows:
-        why = f" ({left_out} conversations are too short or too long)" if left_out else ""
-        raise UserError(f"{path} has no prompts{why}")
-    return rows, left_out
-
-
-def _of_prompts(kind: FileKind | None, path: str) -> FileKind | None:
-    """The kind of a file, which holds prompts. Raises UserError."""
-    if kind is not None and kind.reader is not ReadAs.PROMPTS:
-        raise kind.refusal(path, "a file of prompts")
-    return kind
-
-
-def _lines(path: str) -> Iterator[tuple[int, str | bytes | dict[str, Any]]]:
-    """(number, value) of each line with text, or of each JSON document where the first line begins one."""
-    lines = ((number, line) for number, line in read_lines(path, "the prompts") if line.strip())
-    for first in lines:
-        every = chain([first], lines)
-        if _of_prompts(kind_of(first[1].encode()), path) is PROMPT_TABLE:  # a pipe cannot be looked at before
-            yield from _table(path, every)
-        elif looks_like_json(first[1]):
-            yield from documents(((number, line.encode() + b"\n") for number, line in every), path)
-        else:
-            yield from every
-
-
-def _table(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a table as values of ours: its other columns are sampling parameters or labels."""
-    number, header = next(lines)
-    delimiter = max(",;\t", key=header.count)
-    names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter))]
-    names[next(index for index, name in enumerate(names) if ASKED.fullmatch(name))] = "prompt"
-    rows = csv.reader((f"{line}\n" for _, line in lines), delimiter=delimiter)
-    for row in rows:
-        cells = {name: cell for name, cell in zip(names, row, strict=False) if name and (cell or name == "prompt")}
-        try:
-            yield number + rows.line_num, {n: decoded(c) if n in PARAM_NAMES else c for n, c in cells.items()}
-        except ValueError:
-            raise UserError(f"{path}, line {number + rows.line_num}: a parameter that is not a number") from None
-
-
-def _array(path: str) -> Iterator[tuple[int, str | bytes]]:
-    """The items of a file that is one JSON array, with their lines."""
-    try:
-        with open(path, "rb") as raw, open_plain(raw, path) as file:
-            data = file.read(LARGEST_ARRAY + 1).removeprefix(b"\xef\xbb\xbf")
-    except BROKEN as error:
-        raise UserError(f"cannot read the prompts {path}: {reason(error)}") from error
-    if len(data) > LARGEST_ARRAY:
-        raise UserError(f"{path} is larger than {LARGEST_ARRAY >> 20} MiB, the limit of a JSON array")
-    try:
-        items = decoded(data, list[msgspec.Raw])
-    except ValueError as error:
-        raise UserError(f"{path}, line {_broken_line(data, error)}: this is not JSON") from None
-    line, before = 1, 0
-    for item in items:
-        piece = bytes(item)
-        begin = data.index(piece, before)
-        line += data.count(b"\n", before, begin)
-        before = begin
-        yield line, decoded(piece) if piece.startswith(b'"') else piece
-
-
-def _broken_line(data: bytes, error: Exception) -> int:
-    """The line at which the parser gave up; the last one where the file is cut off."""
-    position = re.search(r"\(byte (\d+)\)", str(error))
-    return data.count(b"\n", 0, int(position[1]) if position else len(data.rstrip())) + 1
-
-
-def parse_row(value: str | bytes | Mapping[str, Any], *, talks: bool = False) -> Row | None:
-    """Text, or a JSON document; None for a conversation that vLLM's bench would leave out. Raises UserError.
-
-    `talks`: ShareGPT's data set, where rows without a conversation are such.
-    """
-    if isinstance(value, str):
-        return Row(checked(value, PromptText, "a line"))
-    try:
-        values = value if isinstance(value, Mapping) else decoded(value)
-    except orjson.JSONDecodeError as error:
-        raise UserError(f"this is not JSON ({error.msg}, at column {error.colno})") from None
-    if not isinstance(values, dict):
-        raise UserError("this is not a JSON object")
-    if isinstance(asked := values.get("obj"), dict) and "sampling_params" in asked | values:
-        return _dumped(asked)
-    if isinstance(value, Mapping):
-        return _own(values)
-    said = values.get("conversations") or values.get("conversation")
-    if isinstance(said, list) and said and isinstance(said[0], dict) and "role" in said[0]:  # SpecForge's
-        return _first_turn(said, {})
-    asks = bool({"prompt", "messages"} & set(values))
-    if talks or ({"conversations", "conversation"} & set(values) and not asks):
-        return _conversation(said)
-    if "turns" in values or isinstance(values.get("prompt"), list):
-        key = "turns" if "turns" in values else "prompt"
-        return Row(_filled(checked(values[key], Turns, f'"{key}"')[0]), labels=_categories(values))
-    if "messages" in values and "question_id" in values:
-        return _first_turn(values["messages"], _categories(values))
-    if "prompt" in values and "output_tokens" in values:
-        tokens = checked(values["output_tokens"], OutputTokens, '"output_tokens"')
-        return Row(checked(values["prompt"], PromptText, '"prompt"'), {"max_tokens": tokens}, _categories(values))
-    if not asks and (kind := kind_of(value)) and kind.reader is not ReadAs.PROMPTS:
-        raise UserError(f"this is {kind.words}, not a prompt")
-    return _own(values)
-
-
-def _first_turn(messages: object, labels: Mapping[str, str]) -> Row:
-    """A chat, to what its user says first."""
-    chat = _said(checked(messages, Conversation, '"messages"'))
-    until = next((count for count, message in enumerate(chat, 1) if message["role"] == "user"), len(chat))
-    for message in chat[:until]:
-        _filled(message["content"])
-    return Row(chat[:until], labels=labels)
-
-
-def _said(chat: list[ChatTurn]) -> list[dict[str, str]]:
-    return [msgspec.to_builtins(message) for message in chat]
-
-
-def _dumped(asked: Mapping[str, Any]) -> Row:
-    """A request as SGLang dumps it, or logs it as JSON: its text, and what it was sampled with."""
-    if not isinstance(asked.get("text"), str):
-        raise UserError("this SGLang request has token ids and no text: its prompt is unknown")
-    params = asked.get("sampling_params")
-    named = {RENAMED.get(name, name): value for name, value in (params if isinstance(params, dict) else {}).items()}
-    given = {name: value for name, value in named.items() if name in PARAM_NAMES and value not in (None, -1, "", [])}
-    given |= {"stop": [given["stop"]]} if isinstance(given.get("stop"), str) else {}
-    SamplingParams.from_dict({**SamplingParams().to_dict(), **given})  # what is wrong is said with its line
-    return Row(checked(asked["text"], PromptText, '"text"'), given)
-
-
-class Opaque:
-    """Stands for every class in a pickle: none is imported, and nothing of it is run."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        self.state: object = args
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-    def __setitem__(self, key: object, value: object) -> None:
-        """Of a mapping: left out."""
-
-    def append(self, value: object) -> None:
-        """Of a list: left out."""
-
-    extend = append
-
-
-class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> type[Opaque]:
-        return Opaque
-
-
-def dumped_requests(path: str) -> Iterator[dict[str, Any]]:
-    """The requests in a file that SGLang dumped (its request dump, a crash dump), as JSON would have them."""
-    try:
-        with open(path, "rb") as raw, open_plain(raw, path) as file:
-            whole = _Plain(file).load()
-        items = [*(whole["requests"] if isinstance(whole, dict) and "requests" in whole else whole)]
-    except Exception as error:  # of a damaged pickle: anything
-        raise UserError(f"{path} is a dump of SGLang's requests that cannot be read ({first_line(error)})") from None
-    for item in items:
-        asked = item[0] if isinstance(item, tuple | list) and item else item
-        state = asked.state if isinstance(asked, Opaque) else asked
-        yield {"obj": state if isinstance(state, dict) else {}, "sampling_params": None}
-
-
-def _conversation(said: object) -> Row | None:
-    """ShareGPT: the first turn is the prompt. A conversation that vLLM's bench would leave out is None."""
-    try:
-        turns = msgspec.convert(said or [], list[_Turn])[:2]
-    except (ValueError, RecursionError):
-        raise UserError('no conversation: {"conversations": [{"value": text}]}') from None
-    if len(turns) < 2:
-        return None
-    asked, answered = (len(turn.value) // CHARACTERS for turn in turns)
-    fits = LEAST <= asked <= MOST_PROMPT and answered >= LEAST and asked + answered <= MOST_TOTAL
-    return Row(turns[0].value) if fits else None
-
-
-def _filled(prompt: str) -> str:
-    if PLACEHOLDER in prompt:
-        raise UserError("this row of SPEED-Bench is a placeholder: fill the file with SPEED-Bench's prepare.py")
-    return prompt
-
-
-def _categories(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: _label(key, values[key]) for key in CATEGORIES if isinstance(values.get(key), str) and values[key]}
-
-
-def _own(values: Mapping[str, Any]) -> Row:
-    """`prompt` or `messages`, sampling parameters by their names, anything else a label."""
-    given = {name: values[name] for name in PARAM_NAMES & set(values)}
-    rest = {name: value for name, value in values.items() if name not in given}
-    if ("prompt" in rest) == ("messages" in rest):
-        raise UserError('give either "prompt" or "messages"')
-    line = checked_fields(rest, PromptLine)
-    SamplingParams.from_dict({**SamplingParams().to_dict(), **given})  # what is wrong is said with its line
-    named = {key: value for key, value in rest.items() if key not in PromptLine.__struct_fields__}
-    if len(named) > 64:
-        raise UserError(f"a line may have 64 labels, not {len(named)}")
-    labels = {checked(key, LabelName, "a label"): _label(key, value) for key, value in named.items()}
-    return Row(line.prompt or _said(line.messages), given, labels, line.chat_template_kwargs)
-
-
-def _label(key: str, value: object) -> str:
-    name = f"the label {short(key)}"
-    try:
-        text = value if isinstance(value, str) else json.dumps(value)
-    except RecursionError:
-        raise UserError(f"{name} is nested too deeply") from None
-    return str(checked(text, Label, name))
-
-
-NO_KWARGS: Mapping[str, Any] = {}
-
-
-@dataclass(frozen=True)
 class PromptSpec:
     """One request as the user wrote it."""
 
@@ -357,30 +99,9 @@ class PromptSpec:
     place: str = ""  # the file and the line that it was read from
 
     @property
-    def bytes(self) -> int:
-        """The length of its text."""
-        texts = [self.prompt] if isinstance(self.prompt, str) else [turn["content"] for turn in self.prompt]
-        return sum(len(text.encode()) for text in texts)
-
-
-def template_label(template: Mapping[str, Any]) -> dict[str, str]:
-    """chat_template_kwargs as the label that records them. Raises UserError."""
-    if not template:
-        return {}
-    try:
-        return {TEMPLATE: checked(json.dumps(template, sort_keys=True), Label, TEMPLATE)}
-    except RecursionError:
-        raise UserError(f"{TEMPLATE} are nested too deeply") from None
-
-
-def read_template(text: str) -> Mapping[str, Any]:
-    """chat_template_kwargs as a flag gives them. Raises UserError."""
-    try:
-        kwargs = checked(decoded(text), Template, "--chat-template-kwargs")
-    except ValueError as error:
-        raise UserError(f"--chat-template-kwargs {short(text)} is not JSON ({first_line(error)})") from None
-    template_label(kwargs)
-    return dict(kwargs)
+    def texts(self) -> list[str]:
+        """Its text, or those of its messages."""
+        return [self.prompt] if isinstance(self.prompt, str) else [turn["content"] for turn in self.prompt]
 
 
 def prompt_specs(
@@ -439,19 +160,220 @@ def read_prompts(
     A line without a seed of its own gets `params.seed` plus its place in the file, so that lines do not share their
     coins.
     """
-    rows, left_out = read_rows(path)
-    if left_out:
-        tell(f"{path}: {plural(left_out, 'conversation')} left out: too short or too long")
-    specs = []
-    for place, row in enumerate(rows):
-        line_params = dataclasses.replace(params, seed=(params.seed + place) % 2**63)
-        line = f"{path}, line {row.line}"
+    specs, empty = list[PromptSpec](), 0
+    for item, value in _values(path):
+        place, seed = f"{path}, {item}", (params.seed + len(specs)) % 2**63
+        given = PromptSpec("", dataclasses.replace(params, seed=seed), raw=raw, template=template, place=place)
         try:
-            merged = SamplingParams.from_dict({**line_params.to_dict(), **row.given})
+            spec = parse_row(value, given)
         except UserError as error:
-            raise UserError(f"{line}: {error}") from None
-        specs.append(PromptSpec(row.prompt, merged, row.labels, raw, {**template, **row.template}, line))
+            raise UserError(f"{place}: {error}") from None
+        specs += [] if spec is None else [spec]
+        empty += spec is None
+        if len(specs) > MOST_PROMPTS:
+            raise UserError(f"{path} has more than {MOST_PROMPTS} prompts: split it")
+    without = f"{plural(empty, 'conversation')} without text"
+    if not specs:
+        raise UserError(f"{path} has no prompts{f' ({without})' if empty else ''}")
+    if empty:
+        tell(f"{path}: {without} left out")
     return specs
+
+
+def _values(path: str) -> Iterator[tuple[str, str | bytes | dict[str, Any]]]:
+    """(its place, value) of each line with text, each item of an array, or each request of a dump."""
+    start = start_of(path)
+    if _of_prompts(kind_of(start), path) is REQUEST_DUMP and start[:1] == b"\x80":
+        yield from ((f"request {number}", request) for number, request in enumerate(dumped_requests(path), 1))
+    elif is_array(start.decode("utf-8", "replace")):
+        yield from ((f"item {number}", item) for number, item in enumerate(_array(path), 1))
+    else:
+        yield from ((f"line {number}", line) for number, line in _lines(path))
+
+
+def _lines(path: str) -> Iterator[tuple[int, str | bytes | dict[str, Any]]]:
+    """(number, value) of each line with text, or of each JSON document where the first line begins one."""
+    lines = ((number, line) for number, line in read_lines(path, "the prompts") if line.strip())
+    for first in lines:
+        every = chain([first], lines)
+        if _of_prompts(kind_of(first[1].encode()), path) is PROMPT_TABLE:  # a pipe cannot be looked at before
+            yield from _table(path, every)
+        elif looks_like_json(first[1]):
+            yield from documents(((number, line.encode() + b"\n") for number, line in every), path)
+        else:
+            yield from every
+
+
+def _array(path: str) -> Iterator[str | bytes]:
+    """The items of a file that is one JSON array."""
+    try:
+        with open(path, "rb") as raw, open_plain(raw, path) as file:
+            data = file.read(LARGEST + 1).removeprefix(b"\xef\xbb\xbf")
+    except BROKEN as error:
+        raise UserError(f"cannot read the prompts {path}: {reason(error)}") from error
+    if len(data) > LARGEST:
+        raise UserError(f"{path} is larger than {LARGEST >> 20} MiB, the limit of a JSON array")
+    try:
+        items = map(bytes, decoded(data, list[msgspec.Raw]))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    yield from (decoded(item) if item.startswith(b'"') else item for item in items)
+
+
+def _of_prompts(kind: FileKind | None, path: str) -> FileKind | None:
+    """The kind of a file, which holds prompts. Raises UserError."""
+    if kind is not None and kind.reader is not ReadAs.PROMPTS:
+        raise kind.refusal(path, "a file of prompts")
+    return kind
+
+
+def _table(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a table as values of ours: its other columns are sampling parameters or labels."""
+    number, header = next(lines)
+    delimiter = max(",;\t", key=header.count)
+    names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter))]
+    names[next(index for index, name in enumerate(names) if ASKED.fullmatch(name))] = "prompt"
+    rows = csv.reader((f"{line}\n" for _, line in lines), delimiter=delimiter)
+    for row in rows:
+        cells = {name: cell for name, cell in zip(names, row, strict=False) if name and (cell or name == "prompt")}
+        try:
+            yield number + rows.line_num, {n: decoded(c) if n in PARAM_NAMES else c for n, c in cells.items()}
+        except ValueError:
+            raise UserError(f"{path}, line {number + rows.line_num}: a parameter that is not a number") from None
+
+
+def parse_row(value: str | bytes | Mapping[str, Any], given: PromptSpec) -> PromptSpec | None:
+    """Text, or a row as JSON, over what is `given` for all; None for a conversation without text. Raises UserError."""
+    if isinstance(value, str):
+        return dataclasses.replace(given, prompt=checked(value, PromptText, "a line"))
+    try:
+        values = value if isinstance(value, Mapping) else decoded(value)
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"this is not JSON ({error.msg}, at column {error.colno})") from None
+    if not isinstance(values, dict):
+        raise UserError("this is not a JSON object")
+    if (row := _as_ours(values)) is None:
+        return None
+    if ("prompt" in row) == ("messages" in row):
+        if isinstance(value, bytes) and (kind := kind_of(value)) and kind.reader is not ReadAs.PROMPTS:
+            raise UserError(f"this is {kind.words}, not a prompt")
+        raise UserError('give either "prompt" or "messages"')
+    params = {RENAMED.get(name, name): value for name, value in row.items() if RENAMED.get(name, name) in PARAM_NAMES}
+    line = checked_fields(row, PromptLine)
+    labels = {name: row[name] for name in row if name not in {*PARAM_NAMES, *RENAMED, *PromptLine.__struct_fields__}}
+    if len(labels) > 64:
+        raise UserError(f"a line may have 64 labels, not {len(labels)}")
+    spec = PromptSpec(
+        line.prompt or [msgspec.to_builtins(turn) for turn in line.messages],
+        SamplingParams.from_dict({**given.params.to_dict(), **params}),
+        {checked(name, LabelName, "a label"): _label(name, value) for name, value in labels.items()},
+        given.raw,
+        {**given.template, **line.chat_template_kwargs},
+        given.place,
+    )
+    if any(PLACEHOLDER in text for text in spec.texts):
+        raise UserError("this row of SPEED-Bench is a placeholder: fill the file with SPEED-Bench's prepare.py")
+    return spec
+
+
+def _label(name: str, value: object) -> str:
+    """Any value of a row, as text."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(value)
+    except RecursionError:
+        raise UserError(f"the label {short(name)} is nested too deeply") from None
+    return str(checked(text, Label, f"the label {short(name)}"))
+
+
+def _as_ours(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A row of a data set, or a request of SGLang's, as a row of ours; None for a conversation without text."""
+    if isinstance(asked := row.get("obj"), dict) and "sampling_params" in asked | row:
+        return _dumped(asked)
+    about = {key: row[key] for key in CATEGORIES if isinstance(row.get(key), str) and row[key]}
+    said = row.get("conversations", row.get("conversation"))
+    if isinstance(said, list) and not {"prompt", "messages"} & set(row):
+        first = said[0] if said and isinstance(said[0], dict) else {}
+        if "role" in first:  # SpecForge's
+            return {"messages": _asked(said)}
+        return {"prompt": first["value"]} if first.get("value") else None
+    if "turns" in row or isinstance(row.get("prompt"), list):
+        key = "turns" if "turns" in row else "prompt"
+        return about | {"prompt": checked(row[key], Turns, f'"{key}"')[0]}
+    if "messages" in row and "question_id" in row:
+        return about | {"messages": _asked(row["messages"])}
+    return row
+
+
+def _asked(messages: Any) -> Any:  # noqa: ANN401
+    """A chat, to what its user says first."""
+    chat = checked(messages, Conversation, '"messages"')
+    return chat[: next((count for count, turn in enumerate(chat, 1) if turn.role == "user"), len(chat))]
+
+
+def _dumped(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A request as SGLang dumps it, or logs it as JSON: its text, and what it was sampled with."""
+    if not isinstance(asked.get("text"), str):
+        raise UserError("this SGLang request has token ids and no text: its prompt is unknown")
+    params = asked.get("sampling_params")
+    named = params.items() if isinstance(params, dict) else ()
+    given = {n: value for n, value in named if RENAMED.get(n, n) in PARAM_NAMES and value not in UNSET}
+    return {"prompt": asked["text"], **given}
+
+
+class Opaque(dict[Any, Any]):
+    """Stands for every class in a pickle: none is imported, and nothing of it is run."""
+
+    state: object = None
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def append(self, value: object) -> None:
+        """Of a list: left out."""
+
+    extend = append
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type[Opaque]:
+        return Opaque
+
+
+def dumped_requests(path: str) -> Iterator[dict[str, Any]]:
+    """The requests in a file that SGLang dumped (its request dump, a crash dump), as JSON would have them."""
+    try:
+        with open(path, "rb") as raw, open_plain(raw, path) as file:
+            whole = _Plain(file).load()
+        items = [*(whole["requests"] if isinstance(whole, dict) and "requests" in whole else whole)]
+    except Exception as error:  # of a damaged pickle: anything
+        raise UserError(f"{path} is a dump of SGLang's requests that cannot be read ({first_line(error)})") from None
+    for item in items:
+        asked = item[0] if isinstance(item, tuple | list) and item else item
+        state = asked.state if isinstance(asked, Opaque) else asked
+        yield {"obj": state if isinstance(state, dict) else {}, "sampling_params": None}
+
+
+def template_label(template: Mapping[str, Any]) -> dict[str, str]:
+    """chat_template_kwargs as the label that records them. Raises UserError."""
+    if not template:
+        return {}
+    try:
+        return {TEMPLATE: checked(json.dumps(template, sort_keys=True), Label, TEMPLATE)}
+    except RecursionError:
+        raise UserError(f"{TEMPLATE} are nested too deeply") from None
+
+
+def read_template(text: str) -> Mapping[str, Any]:
+    """chat_template_kwargs as a flag gives them. Raises UserError."""
+    try:
+        kwargs = checked(decoded(text), Template, "--chat-template-kwargs")
+    except ValueError as error:
+        raise UserError(f"--chat-template-kwargs {short(text)} is not JSON ({first_line(error)})") from None
+    template_label(kwargs)
+    return dict(kwargs)
 
 
 class TooLargeError(UserError):
@@ -467,7 +389,7 @@ class Encoded:
     title: str = ""
 
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
+Prompt = str | Sequence[int] | Messages  # text, token ids, or chat messages
 
 
 @dataclass(frozen=True)
@@ -484,12 +406,13 @@ class PromptEncoder:
 
         `template`: chat_template_kwargs, variables of that template. Raises UserError.
         """
-        check_length(prompt, self.max_context, self.longest)
+        self._check_size(prompt)
+        is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
         if template:
-            self._check_template(prompt, template)
+            self._check_template(template, is_chat=is_chat)
         if isinstance(prompt, str):
             return prompt, list(self.tokenizer(prompt)["input_ids"])
-        if prompt and isinstance(prompt[0], Mapping):
+        if is_chat:
             if not self.tokenizer.chat_template:
                 raise UserError("chat messages need a model with a chat template: give the prompt as text")
             text = chat_template.render(self.tokenizer, prompt, template, self.max_context * self.longest)
@@ -505,14 +428,6 @@ class PromptEncoder:
             return [{"role": "user", "content": prompt}]
         return prompt
 
-    def _check_template(self, prompt: Prompt, template: Mapping[str, Any]) -> None:
-        """Refuse variables where there is no template, and those that would be arguments of transformers' function."""
-        if not prompt or not isinstance(prompt[0], Mapping):
-            raise UserError(f"{TEMPLATE} apply to chats: the prompt is plain, or this model has no chat template")
-        known = inspect.signature(self.tokenizer.apply_chat_template).parameters
-        if taken := sorted(set(template) & set(known)):
-            raise UserError(f"{TEMPLATE}: {short(taken[0])} is not a variable of a chat template: leave it out")
-
     def check(self, tokens: list[int]) -> None:
         """Raise UserError for a prompt without tokens, or with too many for an output."""
         if not tokens:
@@ -520,18 +435,23 @@ class PromptEncoder:
         if len(tokens) >= self.max_context:
             raise TooLargeError(f"the prompt has {len(tokens)} tokens; the limit is {self.max_context - 1}")
 
+    def _check_size(self, prompt: Prompt) -> None:
+        """Refuse what cannot fit before a tokenizer works on it: megabytes of text take it minutes and gigabytes."""
+        most = f"{self.max_context - 1} tokens"
+        if len(prompt) > self.max_context and not isinstance(prompt, str):
+            raise TooLargeError(f"the prompt has {len(prompt)} parts; the limit is {most}")
+        turns = [{"content": prompt}] if isinstance(prompt, str) else [x for x in prompt if isinstance(x, Mapping)]
+        size = sum(len(str(turn.get("content"))) for turn in turns)  # in characters, each of which is a byte at least
+        if size > self.max_context * self.longest:
+            raise TooLargeError(f"the prompt has {size} characters, too many for the limit of {most}")
 
-def check_length(prompt: Prompt, tokens: int, longest: int) -> None:
-    """Refuse what cannot fit into so many tokens of at most `longest` bytes. Raises UserError.
-
-    Asked before a tokenizer works on it: megabytes of text take it minutes and gigabytes.
-    """
-    if len(prompt) > tokens and not isinstance(prompt, str):
-        raise TooLargeError(f"the prompt has {len(prompt)} parts; the limit is {tokens - 1} tokens")
-    texts = [prompt] if isinstance(prompt, str) else [str(m.get("content")) for m in prompt if isinstance(m, Mapping)]
-    size = sum(map(len, texts))  # in characters, each of which is a byte at least
-    if size > tokens * longest:
-        raise TooLargeError(f"the prompt has {size} characters, too many for the limit of {tokens - 1} tokens")
+    def _check_template(self, template: Mapping[str, Any], *, is_chat: bool) -> None:
+        """Refuse variables where there is no template, and those that would be arguments of transformers' function."""
+        if not is_chat:
+            raise UserError(f"{TEMPLATE} apply to chats: the prompt is plain, or this model has no chat template")
+        known = inspect.signature(self.tokenizer.apply_chat_template).parameters
+        if taken := sorted(set(template) & set(known)):
+            raise UserError(f"{TEMPLATE}: {short(taken[0])} is not a variable of a chat template: leave it out")
 
 
 def title_of(prompt: Prompt | Encoded) -> str:

@@ -92,9 +92,8 @@ def too_long(config: EngineConfig, specs: Sequence[PromptSpec], progress: Callab
     check_places(config)
     known = config_of(config.target).get("max_position_embeddings")
     longest = config.max_context or known
-    doubtful = [
-        n for n, spec in enumerate(specs) if isinstance(longest, int) and spec.bytes + TEMPLATE_TOKENS >= longest
-    ]
+    sizes = [sum(len(text.encode()) for text in spec.texts) for spec in specs]
+    doubtful = [n for n, size in enumerate(sizes) if isinstance(longest, int) and size + TEMPLATE_TOKENS >= longest]
     if not doubtful or not isinstance(longest, int):
         return {}
     share_cores()

@@ -1,10 +1,15 @@
-"""Prompt files: text, JSON Lines, and the number of the broken line."""
+"""Prompts of a command line, and of files in the layouts that load benches use: read alike, and refused by line."""
 
 import gzip
 import json
+import pickle
+import sys
+import types
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from specscope.engine.prompts import prompt_specs, read_prompts
 from specscope.errors import UserError
@@ -12,18 +17,187 @@ from specscope.trace.record.params import SamplingParams
 
 PARAMS = SamplingParams(seed=10)
 
+ABOUT = {"question_id": "q1", "category": "coding", "sub_category": "python", "src_id": "x", "difficulty": "easy"}
+LONG, ANSWER = "a question of some length", "an answer that has rather more to say"
+TALK = {"id": "x_0", "conversations": [{"from": "human", "value": LONG}, {"from": "gpt", "value": ANSWER}]}
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
+LONGER = [*CHAT, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]
 
-def test_json_lines_with_parameters_messages_and_labels(tmp_path):
-    path = tmp_path / "p.jsonl"
-    path.write_text(
-        '{"prompt": "a", "temperature": 0.5, "stop": "x", "kind": "chat", "n": 3}\n'
-        '{"messages": [{"role": "user", "content": "b"}], "seed": 1}\n'
-    )
-    one, two = read_prompts(str(path), PARAMS, raw=False)
-    assert (one.params.temperature, one.params.stop, one.params.seed) == (0.5, ("x",), 10)
-    assert one.labels == {"kind": "chat", "n": "3"}
-    assert two.prompt == [{"role": "user", "content": "b"}]
-    assert two.params.seed == 1
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def of(tmp_path, content):
+    path = tmp_path / "data"
+    path.write_bytes(content)
+    return read_prompts(str(path), PARAMS, raw=False)
+
+
+LAYOUTS = {
+    "turns of SPEED-Bench": (lines(ABOUT | {"multiturn": True, "turns": ["one", "two"]}), "one"),
+    "messages of SPEED-Bench": (
+        lines(ABOUT | {"multiturn": True, "messages": [*CHAT, {"role": "user", "content": "two"}]}),
+        CHAT,
+    ),
+    "Spec-Bench": (lines({"question_id": 81, "category": "writing", "turns": ["one", "two"], "reference": []}), "one"),
+    "custom": (lines({"prompt": "one", "output_tokens": 12}), "one", {"max_tokens": 12}),
+    "own": (
+        lines({"prompt": "one", "kind": "code", "temperature": 0.5, "max_tokens": 9, "stop": ["x"]}),
+        "one",
+        {"temperature": 0.5, "max_tokens": 9, "stop": ["x"]},
+    ),
+    "MT-bench": (lines({"prompt": ["one", "two"], "category": "writing", "prompt_id": 12}), "one"),
+    "own, without thinking": (
+        lines({"prompt": "one", "chat_template_kwargs": {"enable_thinking": False}}),
+        "one",
+        {},
+        {"enable_thinking": False},
+    ),
+    "own chat": (lines({"messages": LONGER}), LONGER),
+    "text": (b"\n one \n", " one "),
+    "ShareGPT": (json.dumps([TALK]).encode(), LONG),
+    "ShareGPT, indented": (json.dumps([TALK], indent=2).encode(), LONG),
+    "ShareGPT, with a mark": (b"\xef\xbb\xbf \n" + json.dumps([TALK]).encode(), LONG),
+    "SpecForge": (
+        lines({"id": "s", "conversations": LONGER, "status": "success"}),
+        CHAT,
+    ),
+    "a table": (b'prompt,category\r\n"one, two\nor ""three""",list\n', 'one, two\nor "three"'),
+    "a table, prompts last": (b"id;max_tokens;Question\n7;9;one\n", "one", {"max_tokens": 9}),
+    "SGLang's log of requests": (
+        lines(
+            {"event": "request.finished", "obj": {"text": "one", "sampling_params": {"max_new_tokens": 9, "stop": "x"}}}
+        ),
+        "one",
+        {"max_tokens": 9, "stop": ["x"]},
+    ),
+    "SGLang's key": (json.dumps([{"conversation": TALK["conversations"]}]).encode(), LONG),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_is_recognised(name, tmp_path):
+    content, prompt, *more = LAYOUTS[name]
+    given, template = [*more, {}, {}][:2]
+    (row,) = of(tmp_path, content)
+    asked = SamplingParams.from_dict(PARAMS.to_dict() | given)
+    assert (row.prompt, row.params, row.template) == (prompt, asked, template)
+    if "SPEED-Bench" in name:
+        assert row.labels == {"category": "coding", "sub_category": "python", "difficulty": "easy"}
+
+
+def test_conversations_without_text_are_left_out_and_counted(tmp_path):
+    path, said = tmp_path / "data", []
+    rows = [TALK, {"conversations": []}, {"conversations": [{"from": "human", "value": ""}]}]
+    path.write_text(json.dumps(rows))
+    (row,) = read_prompts(str(path), PARAMS, raw=False, tell=said.append)
+    assert row.prompt == LONG
+    assert said == [f"{path}: 2 conversations without text left out"]
+    with pytest.raises(UserError, match=r"has no prompts \(2 conversations without text\)"):
+        of(tmp_path, json.dumps(rows[1:]).encode())
+
+
+GOOD = lines({"prompt": "fine", "output_tokens": 3})
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECBENCH"
+BAD = {
+    "not JSON": (GOOD + b"\n{broken\n", "data, line 3: this is not JSON"),
+    "no object": (GOOD + b"[1]\n", "data, line 2: this is not a JSON object"),
+    "nothing asked": (GOOD + lines({"category": "x"}), 'data, line 2: give either "prompt" or "messages"'),
+    "no turns": (lines(ABOUT | {"turns": []}), 'data, line 1: "turns" must be a list of texts'),
+    "empty turn": (lines(ABOUT | {"turns": [""]}), 'data, line 1: "turns" must be'),
+    "turns of numbers": (lines(ABOUT | {"turns": [3]}), 'data, line 1: "turns" must be'),
+    "no messages": (lines(ABOUT | {"messages": []}), 'data, line 1: "messages" must be'),
+    "no tokens": (lines({"prompt": "x", "output_tokens": 0}), "data, line 1: max_tokens must be "),
+    "nothing written": (lines({"prompt": ""}), 'data, line 1: "prompt" must be text, not empty'),
+    "a number": (GOOD + b"\n" + lines({"prompt": 3}), 'data, line 3: "prompt" must be text, not empty'),
+    "a capture": (GOOD + lines({"other": 1, "resourceSpans": []}), "data, line 2: this is a capture, not a prompt"),
+    "variables": (lines({"prompt": "a", "chat_template_kwargs": 3}), "chat_template_kwargs must be a JSON object"),
+    "a turn without text": (lines({"messages": [{"role": "user"}]}), 'data, line 1: "messages" must be'),
+    "no number": (lines({"prompt": "a", "top_p": "x"}), "data, line 1: top_p must be a number"),
+    "a parameter": (lines({"prompt": "x", "top_p": 2}), "data, line 1: top_p must be"),
+    "a placeholder": (GOOD + lines(ABOUT | {"multiturn": False, "turns": [PLACEHOLDER]}), "data, line 2: this row"),
+    "a placeholder among messages": (
+        lines(ABOUT | {"messages": [{"role": "user", "content": f"{PLACEHOLDER}."}]}),
+        "fill the file with SPEED-Bench's prepare.py",
+    ),
+    "cut off": (json.dumps([TALK, TALK], indent=2).encode()[:-60], "data is not JSON: "),
+    "broken inside": (b"[\n{},\n{]\n]", "data is not JSON: "),
+    "no conversations": (b'[\n{"conversations": []},\n{"conversations": 3}]', "data, item 2: give either"),
+    "no objects": (b"[\n\n3]", "data, item 1: this is not a JSON object"),
+    "empty": (b"\n \n", "has no prompts"),
+    "empty array": (b" []", "has no prompts"),
+    "not UTF-8": (GOOD + b"\xff\n", "data, line 2: this is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_said_in_one_line(name, tmp_path):
+    content, says = BAD[name]
+    with pytest.raises(UserError) as refused:
+        of(tmp_path, content)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=40)
+
+
+@settings(deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=8))
+def test_what_is_written_is_read(tmp_path_factory, texts):
+    folder = tmp_path_factory.mktemp("written")
+    for rows in (
+        [ABOUT | {"turns": [text, "more"]} for text in texts],
+        [{"prompt": text, "output_tokens": at + 1} for at, text in enumerate(texts)],
+        [{"prompt": text} for text in texts],
+    ):
+        assert [row.prompt for row in of(folder, lines(*rows))] == texts
+    rows = [{"question_id": 1, "messages": [{"role": "user", "content": text}]} for text in texts]
+    assert [row.prompt[0]["content"] for row in of(folder, lines(*rows))] == texts
+
+
+@settings(deadline=None)
+@example(b"[" * 5000)
+@example(b'[{"conversations": [{"value": "\\ud800"}]}]')
+@example(b'{"turns": ["\\ud800"]}')
+@example(b'[{"conversations": [{"value": "\xed\xa0\x80"}]}]')
+@given(st.binary(max_size=60) | st.sampled_from([content for content, *_ in LAYOUTS.values()]).map(lambda c: c[:-5]))
+def test_no_file_crashes_it(tmp_path_factory, content):
+    try:
+        found = of(tmp_path_factory.mktemp("any"), content)
+    except UserError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    else:
+        assert found
+
+
+class GenerateReqInput:
+    __module__ = "sglang.srt.managers.io_struct"
+
+    def __init__(self, text):
+        self.text, self.input_ids, self.sampling_params = text, None, {"max_new_tokens": 9, "top_k": -1}
+
+
+def test_a_dump_of_sglangs_requests_is_read_without_its_classes(tmp_path, monkeypatch):
+    """As it pickles them: nothing in the file is imported or run."""
+    path = GenerateReqInput.__module__.split(".")
+    for depth in range(1, len(path) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(path[:depth]), types.ModuleType(path[depth - 1]))
+    sys.modules[GenerateReqInput.__module__].GenerateReqInput = GenerateReqInput
+    dump = {"server_args": None, "requests": [(GenerateReqInput("one"), {"text": "two"}, 1.0, 2.0)]}
+    for content in (dump, dump["requests"]):
+        (row,) = of(tmp_path, pickle.dumps(content))
+        assert (row.prompt, row.params.max_tokens, row.params.top_k) == ("one", 9, PARAMS.top_k)
+    ids, cut = pickle.dumps([(GenerateReqInput(None), {})]), pickle.dumps(dump)[:-30]
+    for content, why in ((ids, "request 1: this SGLang request has token ids and no text"), (cut, "cannot be read")):
+        with pytest.raises(UserError, match=why):
+            of(tmp_path, content)
+    marker = tmp_path / "run"
+    harm = b"\x80\x02csglang.x\nY\n(Vx\ntRcos\nsystem\n(Vmkdir %s\ntR." % str(marker).encode()
+    with pytest.raises(UserError):
+        of(tmp_path, harm)
+    assert not marker.exists()
 
 
 CAPTURE = Path(__file__).parents[2] / "traces" / "planted.jsonl"
@@ -72,16 +246,18 @@ def test_a_capture_is_no_file_of_prompts(tmp_path, monkeypatch, words_are_files,
 
 @pytest.mark.parametrize("written", ["lines", "indented", "array", "compressed"])
 def test_rows_are_read_however_they_are_written(tmp_path, written):
-    """Each line has a seed of its own, and other keys of a row of ours are labels."""
-    rows, path = [{"prompt": "one", "kind": "code"}] * 2, tmp_path / "data"
+    """Each line has a seed, and other keys of a row of ours are labels."""
+    rows, path = [{"prompt": "one", "kind": "code", "n": 3}, {"prompt": "one", "seed": 1}], tmp_path / "data"
     text = {
         "indented": "\n".join(json.dumps(row, indent=1) for row in rows),
         "array": json.dumps(rows, indent=1),
     }.get(written, "\n\n".join(map(json.dumps, rows)))
     path.write_bytes(gzip.compress(text.encode()) if written == "compressed" else text.encode())
     specs = read_prompts(str(path), PARAMS, raw=False)
-    assert [(spec.prompt, spec.labels) for spec in specs] == [("one", {"kind": "code"})] * 2
-    assert [spec.params.seed for spec in specs] == [10, 11]
+    assert [(spec.prompt, spec.labels, spec.params.seed) for spec in specs] == [
+        ("one", {"kind": "code", "n": "3"}, 10),
+        ("one", {}, 1),
+    ]
 
 
 def test_a_line_has_template_variables_of_its_own(tmp_path):
