@@ -2,9 +2,7 @@
 
 A law is what a known rule, or a known mistake, makes of a call: which drafts are accepted, and what the last token is
 drawn from, both from p, q and a chain of drafts. Outputs that a rule's law gives with probability 0 are impossible
-under it. Over many calls its decisions and draws are tested as `verify` tests a run's (analyze/verify/chance.py). And
-they are held against the known mistakes: the mean of their likelihoods over the rule's is 1 on average where the rule
-was at work, so that it is above 1 / x with a probability of x at most (Markov's inequality).
+under it. Over many calls its decisions and draws are tested as `verify` tests a run's (analyze/verify/chance.py).
 
 A file of calls is an .npz, of which nothing is unpickled, or a .pt, of weights alone. Arrays go by the names under
 which people dump them in vLLM and SGLang (NAMES); docs/testing.md tells their shapes.
@@ -129,18 +127,33 @@ class Law:
             return a
         return 0.5 if abs(call.coin[place] - a) < NEAR else float(call.coin[place] < a)
 
-    def log_likelihood(self, call: VerifyCall) -> float:
-        """Of the output."""
-        if call.accepted < 0:
-            return -math.inf
+    def judge(self, call: VerifyCall) -> tuple[float, str]:
+        """(The log-likelihood of the output, "") or (-inf, why it cannot be)."""
+        if (last := call.accepted) < 0:
+            drafts = f"a prefix of the drafts {call.drafted.tolist()} plus one token"
+            return -math.inf, f"the output {call.output.tolist()} is not {drafts}"
         (chances, row), token = self.walk(call), int(call.output[-1])
-        share = math.prod(abs(chance - (place == call.accepted)) for place, chance in enumerate(chances))
+        share = math.prod(abs(chance - (place == last)) for place, chance in enumerate(chances))
         if row is not None and call.final_coin is None:
             share *= float(row[token])
         elif row is not None and call.final_coin is not None:
             over = call.final_coin - float(row[:token].sum())
             share *= bool(row[token] > 0) and -NEAR <= over <= float(row[token]) + NEAR
-        return math.log(share) if share > TINY else -math.inf
+        return (math.log(share), "") if share > TINY else (-math.inf, self._why_not(call, chances))
+
+    def _why_not(self, call: VerifyCall, chances: Sequence[float]) -> str:
+        token, last = int(call.output[-1]), call.accepted
+        for place, chance in enumerate(chances):
+            if chance == float(place == last):
+                coin = "" if call.coin is None else f" and coin {call.coin[place]:.6g}"
+                (p, q, tried), word = call.row(place), "accepted" if place < last else "rejected"
+                return f"draft {tried} at place {place} was {word} with p = {p[tried]:.6g}, q = {q[tried]:.6g}{coin}"
+        if call.final_coin is not None:
+            return f"the final coin {call.final_coin:.6g} does not draw token {token} at place {last}"
+        if last == len(call.drafted):
+            return f"the bonus token {token} cannot be drawn there"
+        p, q, _ = call.row(last)
+        return f"token {token} at place {last} came after a rejection with p = {p[token]:.6g}, q = {q[token]:.6g}"
 
 
 def _overrun(at: int, p: Doubles, q: Doubles, token: int) -> Doubles:
@@ -167,7 +180,7 @@ MISTAKES: Mapping[str, Law] = {
     "the token after a rejection is drawn from p, not from the residual": Law(left=lambda p, q, d: p),
     "the token after a rejection is drawn from q": Law(left=lambda p, q, d: q),
     "the token after a rejection is the argmax of the residual": Law(left=lambda p, q, d: argmax(np.maximum(p - q, 0))),
-    "the token after a rejection is the argmax of p": Law(left=lambda p, q, d: argmax(p)),
+    "the token after a rejection is the argmax of p": Law(left=argmax),
     "the residual is not renormalised: beyond its mass it gives the last token": Law(left=partial(_overrun, -1)),
     "the residual is not renormalised: beyond its mass it gives token 0": Law(left=partial(_overrun, 0)),
     "the bonus token is drawn from q": Law(bonus=lambda call: call.row(call.accepted - 1)[1]),
@@ -179,7 +192,6 @@ MISTAKES: Mapping[str, Law] = {
     "q is taken from the previous row": Law(off=(0, -1)),
 }
 
-
 ALPHA = 0.01  # how often a sampler without a mistake may be found guilty by chance
 NOT_DRAWN = 1e-3  # p-value below which drafts are taken not to be drawn from q
 NO_SUM = {GREEDY: "its tokens are not drawn", BLOCK: "the number of tokens depends on the tokens"}  # of the output
@@ -188,8 +200,6 @@ WORDS = {
     "bonus draws": "bonus tokens follow p",
     "emitted surprisal": "emitted tokens follow the target's p: lossless",
 }
-NOWHERE: Callable[[int], Reference] = lambda _: Reference("", 0, 0)  # noqa: E731
-Drawn = list[tuple[float, float, float]]  # of tokens: p, and the entropy and varentropy of the row they were drawn from
 
 
 @dataclass(frozen=True)
@@ -234,56 +244,45 @@ def judge_calls(calls: Sequence[VerifyCall], rule: str | None = None, alpha: flo
         raise UserError(f"unknown rule {rule}: use {', '.join(LOSSLESS)}")
     if not calls:
         raise UserError("there is no call to judge")
-    laws = {**LOSSLESS, **MISTAKES}
-    logs = {name: np.array([law.log_likelihood(call) for call in calls]) for name, law in laws.items()}
-    found = {name: _checks(name, calls, logs, alpha) for name in (LOSSLESS if rule is None else [rule])}
+    found = {name: _checks(name, calls, alpha) for name in (LOSSLESS if rule is None else [rule])}
     failed = {name: [check for check in checks if check.result is CheckResult.FAILED] for name, checks in found.items()}
     refuted = {name: f"{checks[0].name}: {checks[0].detail}" for name, checks in failed.items() if checks}
     fits = tuple(name for name in found if name not in refuted)
     shown = next(iter([*fits, *found]))
-    wrong = [(number, why_not(LOSSLESS[shown], calls[number])) for number in found[shown][0].wrong.tolist()]
-    gives = {name: float(log.sum()) for name, log in logs.items() if name in MISTAKES and np.isfinite(log).all()}
-    mistake = "" if fits else max(gives, key=gives.__getitem__, default="")
-    return CallsJudged(
-        len(calls), sum(len(call.drafted) for call in calls), fits, refuted, mistake, tuple(found[shown]), tuple(wrong)
-    )
+    wrong = tuple((number, LOSSLESS[shown].judge(calls[number])[1]) for number in found[shown][0].wrong.tolist())
+    likely = {} if fits else {name: sum(law.judge(call)[0] for call in calls) for name, law in MISTAKES.items()}
+    mistake = max(likely, key=likely.__getitem__, default="")
+    mistake = mistake if likely.get(mistake, -math.inf) > -math.inf else ""
+    drafts = sum(len(call.drafted) for call in calls)
+    return CallsJudged(len(calls), drafts, fits, refuted, mistake, tuple(found[shown]), wrong)
 
 
-def _checks(rule: str, calls: Sequence[VerifyCall], logs: Mapping[str, Doubles], alpha: float) -> list[Finding]:
-    """What holds where a rule was at work: first that its outputs are possible, last that no mistake is likelier."""
-    possible = np.isfinite(logs[rule])
+def _checks(rule: str, calls: Sequence[VerifyCall], alpha: float) -> list[Finding]:
+    """What holds where a rule was at work: first that its outputs are possible."""
+    why_not = [LOSSLESS[rule].judge(call)[1] for call in calls]
     first = Finding("possible outputs", CheckResult.PASSED, f"{rule} can give every output", len(calls), unit="call")
-    if not possible.all():
-        wrong = np.flatnonzero(~possible)
-        detail = f"call {wrong[0]}: {why_not(LOSSLESS[rule], calls[wrong[0]])}"
+    if len(wrong := np.flatnonzero(np.array(why_not) != "")):
+        detail = f"call {wrong[0]}: {why_not[wrong[0]]}"
         first = replace(first, result=CheckResult.FAILED, failed=len(wrong), wrong=wrong, detail=detail)
-    families = _families(rule, [calls[number] for number in np.flatnonzero(possible).tolist()])
-    over = {name: float(x[possible].sum() - logs[rule][possible].sum()) for name, x in logs.items() if name in MISTAKES}
-    times = float(np.logaddexp.reduce([*over.values(), -math.inf])) - math.log(len(MISTAKES))  # log of the mean
-    p_values = [*(family.p_value if family.judged else 1.0 for family in families), math.exp(-max(times, 0.0))]
-    failed = holm(p_values, alpha)
-    made = [family.finding(alpha / len(failed), failed=fails) for family, fails in zip(families, failed, strict=False)]
-    about, count = "no known mistake makes the outputs far likelier", int(possible.sum())
-    last = Finding("known mistakes", CheckResult.PASSED, about, count, unit="call", p_value=p_values[-1])
-    if failed[-1]:
-        best = f"10^{times / math.log(10):.0f} times as likely where {max(over, key=over.__getitem__)}"
-        last = replace(last, result=CheckResult.FAILED, failed=count, detail=best)
-    return [first, *made, last]
+    families = _families(rule, [call for call, why in zip(calls, why_not, strict=True) if not why])
+    failed = holm([family.p_value if family.judged else 1.0 for family in families], alpha)
+    level = alpha / len(failed)
+    return [first, *(family.finding(level, failed=fails) for family, fails in zip(families, failed, strict=True))]
 
 
 def _families(rule: str, calls: Sequence[VerifyCall]) -> list[Family]:
     """The decisions and the draws of calls that a rule can give."""
-    law, a, accepted = LOSSLESS[rule], list[float](), list[bool]()
-    drawn: dict[str, Drawn] = {name: [] for name in (*WORDS, "drafts")}
+    a, accepted = list[float](), list[bool]()
+    drawn: dict[str, list[tuple[Doubles, int]]] = {name: [] for name in (*WORDS, "drafts")}  # rows, and what came
     for call in calls:
-        chances, row = law.walk(call)
+        chances, row = LOSSLESS[rule].walk(call)
         a += chances
         accepted += [place < call.accepted for place in range(len(chances))]
         if row is not None and call.final_coin is None:
             name = "recovered draws" if call.accepted < len(call.drafted) else "bonus draws"
-            drawn[name].append(_drawn(row, call.output[-1]))
-        drawn["emitted surprisal"] += map(_drawn, call.p[: len(call.output)], call.output)
-        drawn["drafts"] += [] if call.q is None else map(_drawn, call.q, call.drafted)
+            drawn[name].append((row, call.output[-1]))
+        drawn["emitted surprisal"] += zip(call.p, call.output, strict=False)
+        drawn["drafts"] += [] if call.q is None else zip(call.q, call.drafted, strict=True)
     sums = {name: _surprisal(tokens) for name, tokens in drawn.items()}
     lacking = NO_SUM.get(rule, "")
     if sums["drafts"].judged and sums["drafts"].p_value < NOT_DRAWN:
@@ -293,39 +292,22 @@ def _families(rule: str, calls: Sequence[VerifyCall]) -> list[Family]:
     decided = Sum.of((np.array(accepted) - chance)[free], (chance * (1 - chance))[free], 1.0, np.full(len(free), -1))
     as_often = f"drafts are accepted as often as {rule} predicts"
     by_coins = "the coins decide each draft" if len(chance) and not len(free) else FEW
-    made = [Family("acceptance", as_often, {"": decided}, SHARE, NOWHERE, by_coins)]
+    made = [Family("acceptance", as_often, {"": decided}, SHARE, _nowhere, by_coins)]
     for name, about in WORDS.items():
         skipped = lacking if name == "emitted surprisal" else ""
-        made.append(Family(name, about, {} if skipped else {"": sums[name]}, NATS, NOWHERE, skipped or FEW))
+        made.append(Family(name, about, {} if skipped else {"": sums[name]}, NATS, _nowhere, skipped or FEW))
     return made
 
 
-def _drawn(row: Doubles, token: int) -> tuple[float, float, float]:
-    return float(row[token]), *spread(row.astype(np.float64))
+def _nowhere(_: int) -> Reference:
+    return Reference("", 0, 0)
 
 
-def _surprisal(tokens: Drawn) -> Sum:
-    p, entropy, varentropy = np.array(tokens, np.float64).reshape(-1, 3).T
+def _surprisal(drawn: Sequence[tuple[Doubles, int]]) -> Sum:
+    told = [(float(row[token]), *spread(row.astype(np.float64))) for row, token in drawn]
+    p, entropy, varentropy = np.array(told, np.float64).reshape(-1, 3).T
     some = np.flatnonzero(varentropy > FLAT)
     return surprisal(p[some], entropy[some], varentropy[some], np.full(len(some), -1))
-
-
-def why_not(law: Law, call: VerifyCall) -> str:
-    """Why a law cannot give an output."""
-    if call.accepted < 0:
-        return f"the output {call.output.tolist()} is not a prefix of the drafts {call.drafted.tolist()} plus one token"
-    token, last, n = int(call.output[-1]), call.accepted, len(call.drafted)
-    for place, chance in enumerate(law.walk(call)[0]):
-        if chance == float(place == last):
-            coin = "" if call.coin is None else f" and coin {call.coin[place]:.6g}"
-            (p, q, tried), word = call.row(place), "accepted" if place < last else "rejected"
-            return f"draft {tried} at place {place} was {word} with p = {p[tried]:.6g}, q = {q[tried]:.6g}{coin}"
-    if call.final_coin is not None:
-        return f"the final coin {call.final_coin:.6g} does not draw token {token} at place {last}"
-    if last < n:
-        p, q, _ = call.row(last)
-        return f"token {token} at place {last} came after a rejection with p = {p[token]:.6g}, q = {q[token]:.6g}"
-    return f"the bonus token {token} cannot be drawn there"
 
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -7,6 +7,7 @@ what a step does not emit is continued by the target, up to one token more than 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -91,16 +92,18 @@ def averaged(rule: OwnRule) -> OwnRule:
     """
 
     def chance(trial: NodeTrial) -> float:
-        def accepts(coin: float) -> bool:
-            return coin < rule(replace(trial, coin=coin))
+        def given(coin: float) -> float:
+            return rule(replace(trial, coin=coin))
 
-        if len({rule(replace(trial, coin=coin)) for coin in COINS}) == 1:
-            return rule(trial)
-        accepted, low, high = [*map(accepts, COINS)], 0.0, 1.0
+        answers, low, high = [*map(given, COINS)], 0.0, 1.0
+        if len(set(answers)) == 1:
+            return answers[0]
+        accepted = [coin < answer for coin, answer in zip(COINS, answers, strict=True)]
         if accepted != sorted(accepted, reverse=True):
             raise UserError(f"{rule.name} accepts coins that are no interval from 0: it cannot be enumerated")
         while high - low > 2.0**-50:
-            low, high = (middle, high) if accepts(middle := (low + high) / 2) else (low, middle)
+            middle = (low + high) / 2
+            low, high = (middle, high) if middle < given(middle) else (low, middle)
         return high
 
     return OwnRule(rule.name, chance)
@@ -134,39 +137,33 @@ def by_coins(
     return outcomes
 
 
-def sampled_children(q: Doubles, count: int, drawn: Drawn) -> Iterator[tuple[Prefix, float]]:
-    """Every way to draw `count` siblings from q in order: (tokens, probability)."""
+def chance_drawn(q: Doubles, tokens: Sequence[int], drawn: Drawn) -> float:
+    """How likely these are the siblings that are drawn from q, in order."""
     if drawn == Drawn.DETERMINISTIC:
-        yield tuple(np.argsort(-q, kind="stable")[:count].tolist()), 1.0
-        return
-    for tokens in itertools.product(range(len(q)), repeat=count):
-        left, weight = q.copy(), 1.0
-        for token in tokens:
-            weight *= left[token]
-            if drawn == Drawn.WITHOUT_REPLACEMENT and weight:
-                left[token] = 0
-                left = left / left.sum() if left.sum() else left
-        if weight:
-            yield tokens, weight
+        return float(np.array_equal(np.argsort(-q, kind="stable")[: len(tokens)], tokens))
+    left, weight = q.copy(), 1.0
+    for token in tokens:
+        weight *= left[token]
+        if drawn == Drawn.WITHOUT_REPLACEMENT and weight:
+            left[token] = 0
+            left = left / left.sum() if left.sum() else left
+    return weight
 
 
 def trees(shape: TreeShape, q: Conditional, drawn: Drawn) -> Iterator[tuple[DraftTree, Rows, float]]:
     """Every tree of a shape with its q by parent and its probability."""
-    inner = [node for node in (ROOT, *range(len(shape))) if shape.children(node)]
+    inner = {node: shape.children(node) for node in (ROOT, *range(len(shape))) if shape.children(node)}
+    for token in itertools.product(range(len(q(()))), repeat=len(shape)):
+        tree = DraftTree.build(token, shape.parent, drawn=drawn)
+        rows = {node: q(text_to(tree, node)) for node in inner}
+        weight = math.prod(chance_drawn(rows[node], [token[child] for child in inner[node]], drawn) for node in inner)
+        if weight:
+            yield tree, {node: dense(row) for node, row in rows.items()}, weight
 
-    def go(paths: dict[int, Prefix], weight: float) -> Iterator[tuple[dict[int, Prefix], float]]:
-        node = next((node for node in inner if shape.children(node)[0] not in paths), None)
-        if node is None:
-            yield paths, weight
-            return
-        children = shape.children(node)
-        for tokens, share in sampled_children(q(paths[node]), len(children), drawn):
-            below = {child: (*paths[node], token) for child, token in zip(children, tokens, strict=True)}
-            yield from go(paths | below, weight * share)
 
-    for paths, weight in go({ROOT: ()}, 1.0):
-        tree = DraftTree.build([paths[node][-1] for node in range(len(shape))], shape.parent, drawn=drawn)
-        yield tree, {node: dense(q(paths[node])) for node in inner}, weight
+def text_to(tree: DraftTree, node: int) -> Prefix:
+    """The drafted tokens down to a node."""
+    return () if node == ROOT else tuple(tree.token[tree.path_to(node)].tolist())
 
 
 def dense(row: Any) -> Tensor:  # noqa: ANN401
@@ -191,7 +188,7 @@ def total_variation(
     length, vocabulary, joint = shape.max_depth + 1, range(len(p(()))), defaultdict[Prefix, float](float)
     for drafted, rows, weight in trees(shape, q, drawn):
         tree = rearrange(drafted, rows)
-        paths = [(), *(tuple(tree.token[tree.path_to(node)].tolist()) for node in range(len(tree)))]
+        paths = [text_to(tree, node) for node in (ROOT, *range(len(tree)))]
         sampled = {} if (tree.drawn == Drawn.DETERMINISTIC).all() else rows
         for share, path, last in outcomes(tree, [dense(p(path)) for path in paths], sampled):
             begun = tuple(tree.token[path].tolist())

@@ -18,7 +18,7 @@ from specscope.speculate.verify import host, match, traversal
 from specscope.speculate.verify.distribution import DrafterRow, Residual
 from specscope.speculate.verify.verifier import Verifier, on_device
 from specscope.testing import enumeration
-from specscope.testing.enumeration import by_coins, conditional, dense, sampled_children, total_variation
+from specscope.testing.enumeration import by_coins, chance_drawn, conditional, dense, total_variation
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
@@ -120,8 +120,8 @@ def pruned(tree, q):
     return DraftTree.build([tree.token[kept]], [ROOT], drawn=Drawn.WITHOUT_REPLACEMENT)
 
 
-def top_k(q, count, drawn):
-    yield from sampled_children(q, count, Drawn.DETERMINISTIC)
+def top_k(q, tokens, drawn):
+    return chance_drawn(q, tokens, Drawn.DETERMINISTIC)
 
 
 def not_divided(self, token, q, scale=1.0):
@@ -134,7 +134,7 @@ def zeroed(self, token):
 
 
 MISTAKES = {  # what is wrong, in drafting or in the rule
-    "a ratio test of deterministic drafts": (enumeration, "sampled_children", top_k),
+    "a ratio test of deterministic drafts": (enumeration, "chance_drawn", top_k),
     "the residual is not renormalised": (Residual, "reject", not_divided),
     "q is not renormalised": (DrafterRow, "without", zeroed),
     "q keeps a rejected sibling": (DrafterRow, "without", lambda self, token: self),
