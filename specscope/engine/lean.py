@@ -1,9 +1,8 @@
 """Importing transformers without the parts of torch that only compiling and distributed training use.
 
 They are two thirds of a second start's imports: torch._dynamo, which transformers asks for markers that tell the
-compiler what to leave alone; torch.distributed's tensors; SciPy, for losses of object detection; and a second scan of
-transformers' own two thousand files. This is for processes of our own, which never compile and never distribute: in a
-notebook `Engine` imports transformers as it is.
+compiler what to leave alone; torch.distributed's tensors; and SciPy, for losses of object detection. This is for
+processes of our own, which never compile and never distribute: in a notebook `Engine` imports transformers as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -87,15 +85,7 @@ def _stand_ins() -> Iterator[None]:
 
 @contextmanager
 def _without_unused(transformers: ModuleType) -> Iterator[None]:
-    """Let transformers find neither torch.distributed nor SciPy, as on a machine without them, and scan itself once."""
-    scans = transformers.utils.import_utils
-    scan = scans.create_import_structure_from_path
-
-    def of_folder(path: str | Path) -> Any:  # noqa: ANN401
-        """The same for a package's file and its folder; transformers asks for both, and keeps what it found."""
-        return scan(Path(path).parent if Path(path).is_file() else Path(path))
-
+    """Let transformers find neither torch.distributed nor SciPy, as on a machine without them."""
     none: dict[str, Any] = dict.fromkeys(UNUSED, lambda: False)
-    of_it: dict[str, Any] = {"create_import_structure_from_path": of_folder}
-    with patch.multiple(scans, **none, **of_it), patch.multiple(transformers.utils, **none):
+    with patch.multiple(transformers.utils.import_utils, **none), patch.multiple(transformers.utils, **none):
         yield

@@ -13,8 +13,8 @@ import torch
 
 from specscope.engine.build import Parts
 from specscope.engine.intake import Intake
-from specscope.engine.request import Request
-from specscope.engine.scheduler import Schedule, Scheduler, SpeculationGate, Turn
+from specscope.engine.request import Request, Turn
+from specscope.engine.scheduler import Schedule, Scheduler, SpeculationGate
 from specscope.model.batch import Segment, pick
 from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.speculate.changes import Changes

@@ -1,4 +1,4 @@
-"""Request: one sequence on its way through the engine."""
+"""Request: one sequence on its way through the engine; and its turn in a step."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.allowed import Allowed
-from specscope.speculate.drafters.base import Context
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import FinishReason, Preceded, RequestEnd, RequestInfo
+from specscope.trace.record.records import FinishReason, Preceded, RequestEnd, RequestInfo, RequestStep, Verdict
 from specscope.trace.record.vocabulary import Vocabulary
+
+Slots = NDArray[np.int64]
 
 
 @dataclass(eq=False)  # one is itself alone: it is looked for in lists in every step
@@ -121,3 +125,25 @@ class Request:
             if len(tail) >= longest + newest:
                 break
         return next((text for text, end in ends.items() if newest and end in tail[1 - newest - len(end) :]), "")
+
+
+@dataclass
+class Turn:
+    """One request's turn in a step. The scheduler makes it, and each phase fills its part."""
+
+    request: Request
+    context: Context  # before the step: its tokens grow in commit
+    feed: int  # pending tokens to feed
+    decodes: bool  # whether the feed reaches the root, so that a token is drawn
+    nodes: int = 0  # room for a draft; 0 where it does not draft
+    draft: Draft = NO_DRAFT
+    logits: Tensor | None = None  # [n + 1, V] of root and nodes; [0, V] where it only prefills
+    features: Tensor | None = None  # [feed + n, F] where the drafter wants them
+    verdict: Verdict | None = None
+    moves: tuple[Slots, Slots] | None = None  # of the accepted path's KV, from and to, where it does not lie there
+    step: RequestStep | None = None  # what became of it
+
+    @property
+    def cost(self) -> int:
+        """Rows of the step that it may take."""
+        return self.feed + self.nodes

@@ -5,46 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
+from operator import attrgetter
 
 from specscope.engine.prompts import TooLargeError
-from specscope.engine.request import Request
+from specscope.engine.request import Request, Turn
 from specscope.model.kv_cache import BLOCK_SIZE, OutOfBlocksError
 from specscope.model.runner import ModelRunner
-from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter
+from specscope.speculate.drafters.base import Context, Drafter
 from specscope.speculate.drafters.model_drafter import ModelDrafter
-from specscope.trace.record.records import FinishReason, Preceded, RequestStep, Verdict
+from specscope.trace.record.records import FinishReason, Preceded
 
 SHARE = 4  # one in so many tokens of a step: kept for who waits while the batch has a place; a prefill's turn, at least
 QUIETER = 4  # drafting is on again when a quarter fewer requests decode than where it goes off
 
-Slots = NDArray[np.int64]
+AGE = attrgetter("arrival_ns", "id")  # the order of arrival
 TOO_SMALL = "the KV cache is too small for this request alone: raise --kv-memory"
-
-
-@dataclass
-class Turn:
-    """One request's turn in a step. The scheduler makes it, and each phase fills its part."""
-
-    request: Request
-    context: Context  # before the step: its tokens grow in commit
-    feed: int  # pending tokens to feed
-    decodes: bool  # whether the feed reaches the root, so that a token is drawn
-    nodes: int = 0  # room for a draft; 0 where it does not draft
-    draft: Draft = NO_DRAFT
-    logits: Tensor | None = None  # [n + 1, V] of root and nodes; [0, V] where it only prefills
-    features: Tensor | None = None  # [feed + n, F] where the drafter wants them
-    verdict: Verdict | None = None
-    moves: tuple[Slots, Slots] | None = None  # of the accepted path's KV, from and to, where it does not lie there
-    step: RequestStep | None = None  # what became of it
-
-    @property
-    def cost(self) -> int:
-        """Rows of the step that it may take."""
-        return self.feed + self.nodes
 
 
 @dataclass
@@ -63,9 +38,10 @@ class Schedule:
         """Tokens that are left."""
         return self.most - sum(turn.cost for turn in self.turns)
 
-    def drop(self, request: Request) -> None:
-        """Take a request's turn back, where it has one."""
-        self.turns = [turn for turn in self.turns if turn.request is not request]
+    def drop(self, request: Request) -> bool:
+        """Take a request's turn back; whether it had one."""
+        before, self.turns = self.turns, [turn for turn in self.turns if turn.request is not request]
+        return len(self.turns) < len(before)
 
 
 class Room:
@@ -82,21 +58,20 @@ class Room:
 
     def check(self, prompt: int, max_tokens: int) -> None:
         """Raise TooLargeError for a request that would not fit even alone."""
-        total = min(prompt + max_tokens, self.max_context)
-        caches = [(self.max_nodes, self.cache.pool, "the KV cache")]
+        total, caches = min(prompt + max_tokens, self.max_context), [(self.max_nodes, self.cache, "the KV cache")]
         if self.model is not None:
-            caches.append((self.model.max_fed, self.model.cache.pool, "the drafter's KV cache"))
-        for draft, pool, name in caches:
+            caches.append((self.model.max_fed, self.model.cache, "the drafter's KV cache"))
+        for draft, cache, name in caches:
             needed = -(-(total - 1 + draft) // BLOCK_SIZE)  # the last token is never fed
-            if needed > pool.blocks:
+            if needed > (blocks := cache.pool.blocks):
                 drafts = f" (with {draft} slots for drafts)" if draft else ""
                 raise TooLargeError(
                     f"the request does not fit: {prompt:,} prompt tokens may grow to {total:,} tokens{drafts}, which "
-                    f"need {needed:,} KV blocks, and {name} has {pool.blocks:,}: raise --kv-memory or lower max_tokens"
+                    f"need {needed:,} KV blocks, and {name} has {blocks:,}: raise --kv-memory or lower max_tokens"
                 )
 
-    def reserve(self, turn: Turn, *, drafts: bool = True) -> bool:
-        """Room for a turn's rows behind what is computed, and for the drafter where the turn `drafts`.
+    def reserve(self, turn: Turn) -> bool:
+        """Room for a turn's rows behind what is computed, and for the drafter where it drafts.
 
         False where there are too few blocks; nothing is held then but what was.
         """
@@ -105,10 +80,10 @@ class Room:
             self.cache.reserve(request.table, request.computed + turn.cost, request.computed)
         except OutOfBlocksError:
             return False
-        has_room = not drafts or not turn.nodes or self.model is None or self.model.make_room(turn.context)
-        if not has_room:
-            self.give_back(request)
-        return has_room
+        if not turn.nodes or self.model is None or self.model.make_room(turn.context):
+            return True
+        self.give_back(request)
+        return False
 
     def keep(self, turn: Turn) -> None:
         """Give back the rows that its draft left free."""
@@ -171,15 +146,16 @@ class Scheduler:
 
         `drafts`: whether the step drafts.
         """
-        plan = Schedule(self.max_step_tokens)
-        has_place = self.waiting and len(self.running) < self.max_batch
-        reserved = self.max_step_tokens // SHARE if has_place else 0
+        plan, share = Schedule(self.max_step_tokens), self.max_step_tokens // SHARE
+        kept = share if self.waiting and len(self.running) < self.max_batch else 0
         for request in self.running:  # what the last step kept for drafts; so what is held follows from lengths alone
             self.room.give_back(request)
         for request in list(self.running):
-            if request in self.running and plan.budget > reserved:
-                self._plan(request, plan, plan.budget - reserved, drafts=drafts)
-        self._take_turns(plan)
+            if request in self.running and plan.budget > kept:
+                self._plan(request, plan, plan.budget - kept, drafts=drafts)
+        # Those that got nothing, or a scrap of a prefill, come first the next time
+        served = {turn.request.id for turn in plan.turns if turn.decodes or turn.feed >= share}
+        self.running.sort(key=lambda request: request.id in served)
         while self.waiting and len(self.running) < self.max_batch and plan.budget > 0:
             if plan.preempted or plan.held_back or not self._admit(plan, now_ns, drafts=drafts):
                 break
@@ -192,7 +168,7 @@ class Scheduler:
             self._fail(self.waiting.popleft(), plan, request.refused)
             return True
         turn = self._turn(request, plan.budget, drafts=drafts)
-        if not self.room.reserve(turn) and (self.running or not self.room.reserve(turn, drafts=False)):
+        if not self.room.reserve(turn):
             if not self.running:
                 self._fail(self.waiting.popleft(), plan)
             return not self.running
@@ -208,10 +184,8 @@ class Scheduler:
         """Schedule a running request; later arrivals make room for it."""
         turn = self._turn(request, budget, drafts=drafts)
         while not self.room.reserve(turn):
-            later = sorted((other for other in self.running if _age(other) > _age(request)), key=_age, reverse=True)
-            scheduled = {turn.request.id for turn in plan.turns}
-            if victim := next((other for other in later if other.id in scheduled), None):
-                plan.drop(victim)
+            later = sorted((other for other in self.running if AGE(other) > AGE(request)), key=AGE, reverse=True)
+            if victim := next(filter(plan.drop, later), None):
                 self.room.give_back(victim)
                 plan.held_back.append(victim)
             elif later:
@@ -219,19 +193,11 @@ class Scheduler:
             elif len(self.running) > 1:
                 plan.held_back.append(request)  # an earlier one goes on
                 return
-            elif self.room.reserve(turn, drafts=False):
-                break  # the drafter alone has no room, and never will
             else:
                 self.running.remove(request)
                 self._fail(request, plan)
                 return
         plan.turns.append(turn)
-
-    def _take_turns(self, plan: Schedule) -> None:
-        """Those that got nothing, or a scrap of a prefill, come first the next time."""
-        least = self.max_step_tokens // SHARE
-        served = {turn.request.id for turn in plan.turns if turn.decodes or turn.feed >= least}
-        self.running.sort(key=lambda request: request.id in served)
 
     def _turn(self, request: Request, budget: int, *, drafts: bool) -> Turn:
         pending, context = request.pending, request.context
@@ -264,11 +230,7 @@ class Scheduler:
         self.room.free(request)
 
 
-def _age(request: Request) -> tuple[int, str]:
-    """The order of arrival."""
-    return request.arrival_ns, request.id
-
-
+@dataclass
 class SpeculationGate:
     """Whether a step drafts at all: not where that was chosen, nor while many requests decode.
 
@@ -277,10 +239,9 @@ class SpeculationGate:
     so which tokens a sampled request is given, though not how they are distributed.
     """
 
-    def __init__(self, *, chosen: bool = True, disable_above: int | None = None) -> None:
-        """`disable_above`: the most requests that decode in a step that drafts."""
-        self.chosen, self.disable_above = chosen, disable_above
-        self.crowded = False  # whether drafting went off because of the load
+    chosen: bool = True
+    disable_above: int | None = None  # the most requests that decode in a step that drafts
+    crowded: bool = False  # whether drafting went off because of the load
 
     def why_off(self, decoding: int) -> str:
         """Why the next step does not draft, in which so many requests decode; "" where it does."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specscope.debug.kv_check import KVCheck, KVCompared, KVPlace
 from specscope.engine.engine import Engine
-from specscope.engine.scheduler import Slots
+from specscope.engine.request import Slots
 from specscope.errors import UserError
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
 from specscope.model.runner import ModelRunner

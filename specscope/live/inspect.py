@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specscope.debug.views import NodeView, Probs, Removed, TopToken, viewed
 from specscope.engine.engine import Engine
-from specscope.engine.scheduler import Turn
+from specscope.engine.request import Turn
 from specscope.errors import UserError
 from specscope.live.again import run_again
 from specscope.speculate.allowed import Allowed, mask_

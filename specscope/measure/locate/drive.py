@@ -171,7 +171,8 @@ class Drive:
 
     def _schedule(self, now: StepState) -> None:
         """The recorded schedule, with real KV blocks."""
-        from specscope.engine.scheduler import Schedule, Turn
+        from specscope.engine.request import Turn
+        from specscope.engine.scheduler import Schedule
 
         engine, record = self.engine, self.history.steps[self.place]
         room = engine.scheduler.room
@@ -190,9 +191,8 @@ class Drive:
             if request is None:
                 continue
             decodes, context = part.verdict is not None, request.context
-            turn = Turn(request, context, part.prefill_tokens + decodes, decodes)
-            turn.nodes = max(len(part.tree), room.nodes(context) if decodes else 0)
-            room.reserve(turn, drafts=decodes)
+            nodes = max(len(part.tree), room.nodes(context) if decodes else 0)
+            room.reserve(turn := Turn(request, context, part.prefill_tokens + decodes, decodes, nodes))
             now.plan.turns.append(turn)
             self._parts += (part,)
 
