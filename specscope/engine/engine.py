@@ -1,10 +1,8 @@
 """The engine: requests that come and go, and steps over them, one by one or one ahead.
 
-Async scheduling: the next step runs while the last one is still being accounted for. A worker thread plays the device.
-It takes launched steps in turn and runs each from schedule to commit, so that the next step knows all that a
-synchronous one would: tokens, lengths, drafter state and blocks change on this thread alone, in the order of the steps.
-What is left of a step then (what is noted beside its verdicts, its record, and whoever reads that) changes nothing; the
-caller's thread does it one step late, while the worker already runs the next one.
+Async scheduling: a worker thread runs each step from schedule to commit, so that the next one knows all that it would
+without. What is left of a step (what is noted beside its verdicts, its record, and whoever reads that) changes nothing;
+the caller's thread does it one step late, while the worker already runs the next one.
 """
 
 from __future__ import annotations
@@ -59,15 +57,15 @@ class Pipeline:
 
     def step(self) -> StepRecord:
         """Account for the next step, with the one after it launched behind it."""
-        idle = False
-        while True:
-            self._worker = self._worker or ThreadPoolExecutor(1, thread_name_prefix="specscope-steps")
+        self._worker = self._worker or ThreadPoolExecutor(1, thread_name_prefix="specscope-steps")
+        record, idle = None, False
+        while record is None:
             while self.flying < AHEAD:
                 self._launched.append((time.time_ns(), self._worker.submit(self._run, idle or not self.flying)))
                 idle = False
-            if (record := self._take()) is not None:
-                return record
+            record = self._take()
             idle = True  # what was launched ahead had nothing to do: an idle engine's step is an empty one
+        return record
 
     def drain(self) -> list[StepRecord]:
         """Wait for what was launched, and account for it. No step runs when this returns."""
@@ -166,9 +164,8 @@ class Engine:
         """`changes`: what is forced in it, where it is a fork."""
         if config is not None and settings:
             raise UserError("give Engine a config or settings, not both")
-        for name in settings:
-            if name not in EngineConfig.__dataclass_fields__:
-                refuse_gone(f"--{name.replace('_', '-')}")
+        for name in settings.keys() - EngineConfig.__dataclass_fields__.keys():
+            refuse_gone(f"--{name.replace('_', '-')}")
         self.config = config or EngineConfig(**named_code(settings))
         own_rule = self.config.load_rule()
         self.parts = parts = parts or build_parts(self.config, progress)
@@ -177,12 +174,8 @@ class Engine:
         self.max_context = parts.max_context  # tokens of a prompt and its output at most
         longest = max(map(len, self.vocabulary.pieces.values()), default=1)
         self.encoder = PromptEncoder(self.tokenizer, self.runner.loaded.vocab_size, parts.max_context, longest)
-        self.scheduler = Scheduler(
-            Room(self.runner, self.drafter, self.max_context),
-            self.config.max_batch,
-            self.config.max_step_tokens,
-            root_alone=bool(self.drafter.aux_layers),
-        )
+        room = Room(self.runner, self.drafter, self.max_context)
+        self.scheduler = Scheduler(room, self.config.max_batch, self.config.max_step_tokens)
         self.intake = Intake(parts, self.scheduler, self._note_input)
         self.requests, self.ended, self.forms = self.intake.requests, self.intake.ended, self.intake.forms
         notes = self.run_info.evidence == "full"
@@ -226,8 +219,7 @@ class Engine:
         self.scheduler.room.check(len(tokens), params.max_tokens)
         self.forms.check(params)
         now, title = time.time_ns(), title_of(prompt)
-        request = Request(name or "", text, tokens, params, labels, now, title, traceparent, served)
-        return self.intake.add(request, name)
+        return self.intake.add(Request(name or "", text, tokens, params, labels, now, title, traceparent, served))
 
     def _note_input(self, request: Request, *, cancels: bool = False) -> None:
         if self.timeline is not None:
@@ -385,6 +377,4 @@ class Engine:
         self.timeline.rewind(self.phases, step)
         self.current, self.last, self.steps = None, None, self.timeline.step
         self._cancel_later.clear()
-        if self.phases.clock is not None:
-            self.phases.clock.give_up()
         self.bus.publish(Moved(self.timeline.last))

@@ -62,15 +62,15 @@ class Forms:
 
     def compiled(self) -> list[Request]:
         """The requests whose grammars are compiled, or failed to compile."""
-        ready = [request for request, future in self.compiling.values() if future.done()]
-        for request in ready:
-            future = self.compiling.pop(request.id)[1]
+        ready = [(request, future) for request, future in self.compiling.values() if future.done()]
+        for request, future in ready:
+            del self.compiling[request.id]
             try:
                 future.result()
                 request.allowed = self.allowed(request.params)
             except UserError as error:
                 request.refused = str(error)
-        return ready
+        return [request for request, _ in ready]
 
 
 class Intake:
@@ -85,12 +85,12 @@ class Intake:
         self._parts, self._scheduler, self._noted = parts, scheduler, noted
         self._names = itertools.count()
 
-    def add(self, request: Request, name: str | None) -> str:
-        """Add a request under `name` (None: a new one); it is queued once its grammar is compiled. Raises UserError."""
+    def add(self, request: Request) -> str:
+        """Add a request under its id ("": a new one); it is queued once its grammar is compiled. Raises UserError."""
         with self.lock:  # of two who give the same name at once, one is refused
-            if name is not None and self._is_known(name):
-                raise UserError(f"a request named {name!r} is already running")
-            request.id = self._new_name() if name is None else name
+            if self._is_known(request.id):
+                raise UserError(f"a request named {request.id!r} is already running")
+            request.id = request.id or next(name for i in self._names if not self._is_known(name := f"r{i}"))
             if self.forms.prepare(request):
                 self.arrive(request)
         return request.id
@@ -111,9 +111,6 @@ class Intake:
 
     def _is_known(self, name: str) -> bool:
         return name in self.requests or name in self.forms.compiling
-
-    def _new_name(self) -> str:
-        return next(name for i in self._names if not self._is_known(name := f"r{i}"))
 
     def cancel(self, name: str) -> None:
         """End a request now; what it has emitted stays. Unknown or ended ids are ignored. Needs the lock."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -41,7 +40,6 @@ class StepState:
     # When it has run
     number: int = 0
     blocks: tuple[int, int] = (0, 0)  # KV blocks of the target: used and free
-    device_ns: tuple[int, ...] = ()
 
     @property
     def turns(self) -> list[Turn]:
@@ -76,7 +74,6 @@ class StepState:
             preempted=tuple(request.id for request in self.plan.preempted),
             finished=tuple(request.end(end_ns) for request in self.finished),
             passes=self.passes,
-            device_ns=self.device_ns,
         )
 
 
@@ -103,23 +100,16 @@ class Phases:
 
     def __post_init__(self) -> None:
         self.device = self.parts.runner.loaded.device  # of whatever thread runs a phase: Triton's launches go by it
-        self.clock = DeviceClock() if self.device.type == "cuda" else None
         self.run = {name: getattr(self, name) for name in PHASES}
 
     def run_next(self, now: StepState) -> bool:
         """Run the next phase of a step; whether it was the last."""
-        name = PHASES[len(now.phases)]
-        is_last = name == PHASES[-1]
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            if self.clock is not None:
-                self.clock.mark()
-            start = time.time_ns()
-            with self.intake.lock if name in LOCKED else nullcontext():
-                self.run[name](now)
-            now.phases.append(Phase(name, start, max(time.time_ns(), start)))
-            if is_last and self.clock is not None:
-                now.device_ns = self.clock.turn()
-        return is_last
+        name, start = PHASES[len(now.phases)], time.time_ns()
+        lock = self.intake.lock if name in LOCKED else nullcontext()
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext(), lock:
+            self.run[name](now)
+        now.phases.append(Phase(name, start, max(time.time_ns(), start)))
+        return name == PHASES[-1]
 
     def schedule(self, now: StepState) -> None:
         """Which requests run, what they feed, and the room that each is given for a draft. No drafter is asked."""
@@ -236,37 +226,3 @@ class Phases:
             slots = turn.request.table.slots(base, base + int(path.max()) + 1)
             turn.moves = slots[path], slots[: len(path)]
         turn.request.computed = base + len(path)
-
-
-class DeviceClock:
-    """What the phases of a step take on a GPU: the host only launches them, so its own clock says where it waited.
-
-    A phase's time is from where the device began with it to where it began with the next: what it waited for is in it.
-    The marks are read one step late: by then they have passed, and reading waits for nothing.
-    """
-
-    def __init__(self) -> None:
-        self._now: list[torch.cuda.Event] = []
-        self._last: list[torch.cuda.Event] = []
-
-    def mark(self) -> None:
-        """Mark the beginning of a phase."""
-        self._now.append(self._make())
-
-    def turn(self) -> tuple[int, ...]:
-        """End a step. Returns what each phase of the step before it took, in nanoseconds; empty for the first."""
-        self.mark()
-        for last in self._last[-1:]:
-            last.synchronize()  # it has passed, unless neither step read anything
-        times = tuple(round(a.elapsed_time(b) * 1e6) for a, b in pairwise(self._last))
-        self._last, self._now = self._now, []
-        return times
-
-    def give_up(self) -> None:
-        """Drop the marks of a step that will not be finished."""
-        self._now = []
-
-    def _make(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event

@@ -51,6 +51,7 @@ class Room:
         self.runner, self.cache = runner, runner.cache
         self.model = drafter if isinstance(drafter, ModelDrafter) else None
         self.max_nodes, self.max_depth, self.max_context = drafter.max_nodes, drafter.max_depth, max_context
+        self.root_alone = bool(drafter.aux_layers)  # the drafter needs the features of all before the root
 
     def nodes(self, context: Context) -> int:
         """What is kept for a request's draft: the largest, where the longest fits into its context; else 0."""
@@ -130,8 +131,7 @@ class Scheduler:
     never makes room, so every request ends after so many steps; new ones come in the order in which they arrived.
     """
 
-    def __init__(self, room: Room, max_batch: int, max_step_tokens: int, *, root_alone: bool = False) -> None:
-        self.root_alone = root_alone  # the drafter needs the features of all before the root
+    def __init__(self, room: Room, max_batch: int, max_step_tokens: int) -> None:
         self.room, self.max_batch, self.max_step_tokens = room, max_batch, max_step_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they are served
@@ -201,11 +201,11 @@ class Scheduler:
 
     def _turn(self, request: Request, budget: int, *, drafts: bool) -> Turn:
         pending, context = request.pending, request.context
-        if self.root_alone and pending > 1 and len(request.tokens) > len(request.prompt_tokens):
+        if self.room.root_alone and pending > 1 and len(request.tokens) > len(request.prompt_tokens):
             pending -= 1  # a request that comes back drafts again from the very step in which it would have
         feed = max(min(pending, budget), 1)
         decodes = feed == request.pending
-        drafts &= decodes and (feed == 1 or not self.root_alone)
+        drafts &= decodes and (feed == 1 or not self.room.root_alone)
         return Turn(request, context, feed, decodes, self.room.nodes(context) if drafts else 0)
 
     def preempt(self, victim: Request, plan: Schedule) -> None:

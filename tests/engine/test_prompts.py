@@ -190,7 +190,9 @@ def test_a_dump_of_sglangs_requests_is_read_without_its_classes(tmp_path, monkey
         (row,) = of(tmp_path, pickle.dumps(content))
         assert (row.prompt, row.params.max_tokens, row.params.top_k) == ("one", 9, PARAMS.top_k)
     ids, cut = pickle.dumps([(GenerateReqInput(None), {})]), pickle.dumps(dump)[:-30]
-    for content, why in ((ids, "request 1: this SGLang request has token ids and no text"), (cut, "cannot be read")):
+    nothing = pickle.dumps([(object.__new__(GenerateReqInput), {})])
+    without = "request 1: this SGLang request has token ids and no text"
+    for content, why in ((ids, without), (nothing, without), (cut, "cannot be read")):
         with pytest.raises(UserError, match=why):
             of(tmp_path, content)
     marker = tmp_path / "run"

@@ -415,7 +415,7 @@ class StepRecord(ArrayEq):
     finished: Annotated[tuple[RequestEnd, ...], Wire(form=WireForm.BY_HAND)]
     # the drafter's own passes, inside the phase `draft`
     passes: Annotated[tuple[Phase, ...], Wire(name="pass.", form=WireForm.BY_HAND)] = ()
-    # on a GPU: what the phases of the step before took there, read one step late
+    # of older captures, on a GPU: what the phases of the step before took there
     device_ns: Annotated[
         tuple[int, ...], Wire(Annotated[tuple[Time, ...], Meta(max_length=64)], name="phase.device_ns")
     ] = ()
