@@ -17,7 +17,7 @@ from typing import Any
 from specscope.engine.build import Parts, build_parts
 from specscope.engine.config import EngineConfig, named_code
 from specscope.engine.intake import Intake
-from specscope.engine.phases import LastStep, Phases, StepState
+from specscope.engine.phases import Phases, StepState
 from specscope.engine.prompts import NO_KWARGS, Encoded, Prompt, PromptEncoder, PromptSpec, template_label, title_of
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Room, Scheduler, SpeculationGate
@@ -188,7 +188,7 @@ class Engine:
         self.steps = 0
         self.current: StepState | None = None  # a step that was begun phase by phase, and not finished
         self._runs_ahead = False  # whether one is under way on the pipeline's thread
-        self.last: LastStep | None = None  # kept to be looked at, where there is a timeline
+        self.last: StepState | None = None  # with the very tensors that it was judged by, where there is a timeline
         self._cancel_later: list[str] = []
         self._unread = 0  # steps of the pipeline that were begun, and are not accounted for
 
@@ -351,8 +351,8 @@ class Engine:
         """Number the step and publish its record, or say that it came out as it is known. Changes no request."""
         record, is_new = now.record(notes=self.verifier.notes), True
         if self.timeline is not None:
-            record, is_new = self.timeline.settle(record)
-            self.last, self.steps = LastStep(record, now), self.timeline.step
+            now.known, is_new = self.timeline.settle(record)
+            record, self.last, self.steps = now.known, now, self.timeline.step
         if launched_ns:
             record = replace(record, flight=Flight(launched_ns, read_ns, time.time_ns()))
             with self.intake.lock:

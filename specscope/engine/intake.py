@@ -88,9 +88,10 @@ class Intake:
     def add(self, request: Request) -> str:
         """Add a request under its id ("": a new one); it is queued once its grammar is compiled. Raises UserError."""
         with self.lock:  # of two who give the same name at once, one is refused
-            if self._is_known(request.id):
+            known = self.requests.keys() | self.forms.compiling.keys()
+            if request.id in known:
                 raise UserError(f"a request named {request.id!r} is already running")
-            request.id = request.id or next(name for i in self._names if not self._is_known(name := f"r{i}"))
+            request.id = request.id or next(name for i in self._names if (name := f"r{i}") not in known)
             if self.forms.prepare(request):
                 self.arrive(request)
         return request.id
@@ -108,9 +109,6 @@ class Intake:
         with self.lock:
             for request in self.forms.compiled():
                 self.arrive(request)
-
-    def _is_known(self, name: str) -> bool:
-        return name in self.requests or name in self.forms.compiling
 
     def cancel(self, name: str) -> None:
         """End a request now; what it has emitted stays. Unknown or ended ids are ignored. Needs the lock."""

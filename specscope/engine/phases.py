@@ -40,6 +40,7 @@ class StepState:
     # When it has run
     number: int = 0
     blocks: tuple[int, int] = (0, 0)  # KV blocks of the target: used and free
+    known: StepRecord | None = None  # its record as it stands in the history, where there is a timeline
 
     @property
     def turns(self) -> list[Turn]:
@@ -75,14 +76,6 @@ class StepState:
             finished=tuple(request.end(end_ns) for request in self.finished),
             passes=self.passes,
         )
-
-
-@dataclass(frozen=True)
-class LastStep:
-    """The step that ran last, with the very tensors that it was judged by."""
-
-    record: StepRecord
-    state: StepState
 
 
 @dataclass

@@ -50,7 +50,7 @@ MOST_PROMPTS = 100_000
 LARGEST = 2**30  # bytes of an array; ShareGPT_V3_unfiltered_cleaned_split.json has 0.7 * 2^30
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in rows of SPEED-Bench before its prepare.py has filled them
 RENAMED = {"max_new_tokens": "max_tokens", "output_tokens": "max_tokens", "sampling_seed": "seed"}  # SGLang's, vLLM's
-UNSET = (None, -1, "", [])  # a parameter of SGLang's
+UNSET: tuple[object, ...] = (None, -1, "", [])  # a parameter of SGLang's
 ASKED = re.compile(r"(?:prompt|question|instruction|query)s?", re.IGNORECASE)  # a column of prompts
 CATEGORIES = ("category", "sub_category", "difficulty")  # of a data set's row, which become labels
 MESSAGES = 'a list of at most 10000 {"role": ..., "content": text}'
@@ -242,12 +242,12 @@ def _table(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, d
             raise UserError(f"{path}, line {number + rows.line_num}: a parameter that is not a number") from None
 
 
-def parse_row(value: str | bytes | Mapping[str, Any], given: PromptSpec) -> PromptSpec | None:
+def parse_row(value: str | bytes | dict[str, Any], given: PromptSpec) -> PromptSpec | None:
     """Text, or a row as JSON, over what is `given` for all; None for a conversation without text. Raises UserError."""
     if isinstance(value, str):
         return dataclasses.replace(given, prompt=checked(value, PromptText, "a line"))
     try:
-        values = value if isinstance(value, Mapping) else decoded(value)
+        values = value if isinstance(value, dict) else decoded(value)
     except orjson.JSONDecodeError as error:
         raise UserError(f"this is not JSON ({error.msg}, at column {error.colno})") from None
     if not isinstance(values, dict):
@@ -266,7 +266,10 @@ def parse_row(value: str | bytes | Mapping[str, Any], given: PromptSpec) -> Prom
     spec = PromptSpec(
         line.prompt or [msgspec.to_builtins(turn) for turn in line.messages],
         SamplingParams.from_dict({**given.params.to_dict(), **params}),
-        {checked(name, LabelName, "a label"): _label(name, value) for name, value in labels.items()},
+        {
+            checked(name, LabelName, "a label"): _label(f"the label {short(name)}", value)
+            for name, value in labels.items()
+        },
         given.raw,
         {**given.template, **line.chat_template_kwargs},
         given.place,
@@ -277,15 +280,15 @@ def parse_row(value: str | bytes | Mapping[str, Any], given: PromptSpec) -> Prom
 
 
 def _label(name: str, value: object) -> str:
-    """Any value of a row, as text."""
+    """Any value as text."""
     try:
-        text = value if isinstance(value, str) else json.dumps(value)
+        text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     except RecursionError:
-        raise UserError(f"the label {short(name)} is nested too deeply") from None
-    return str(checked(text, Label, f"the label {short(name)}"))
+        raise UserError(f"{name} is nested too deeply") from None
+    return str(checked(text, Label, name))
 
 
-def _as_ours(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _as_ours(row: dict[str, Any]) -> dict[str, Any] | None:
     """A row of a data set, or a request of SGLang's, as a row of ours; None for a conversation without text."""
     if isinstance(asked := row.get("obj"), dict) and "sampling_params" in asked | row:
         return _dumped(asked)
@@ -358,12 +361,7 @@ def dumped_requests(path: str) -> Iterator[dict[str, Any]]:
 
 def template_label(template: Mapping[str, Any]) -> dict[str, str]:
     """chat_template_kwargs as the label that records them. Raises UserError."""
-    if not template:
-        return {}
-    try:
-        return {TEMPLATE: checked(json.dumps(template, sort_keys=True), Label, TEMPLATE)}
-    except RecursionError:
-        raise UserError(f"{TEMPLATE} are nested too deeply") from None
+    return {TEMPLATE: _label(TEMPLATE, template)} if template else {}
 
 
 def read_template(text: str) -> Mapping[str, Any]:

@@ -67,8 +67,8 @@ class Timeline:
     dtype: str  # of the target: by how much rounding may move a probability
     next: int  # the number of the next step that is new
     floor: int  # the step before the first moment
+    place: int = 0  # how many steps have begun
     moments: list[Moment] = field(default_factory=list)
-    gone: int = 0  # steps before the first of them
     undone: deque[StepRecord] = field(default_factory=deque)  # gone back over: they stand again if they come out so
     branch: int = 0
     branches: int = 1
@@ -78,11 +78,6 @@ class Timeline:
     rewound: bool = False  # whether the engine went back since the last step that was new
 
     @property
-    def place(self) -> int:
-        """How many steps have begun."""
-        return self.gone + len(self.moments)
-
-    @property
     def step(self) -> int:
         """The number of the next step, if it comes out as before."""
         return self.undone[0].step if self.undone else self.next
@@ -90,13 +85,12 @@ class Timeline:
     def note(self, phases: Phases) -> None:
         """Keep the moment before the next step; what came here the first time comes again."""
         self._repeat(phases)
-        if len(self.moments) >= KEPT:
-            self.gone += KEPT // 4
-            self.floor = self._step(KEPT // 4 - 1)
-            del self.moments[: KEPT // 4]
+        if len(self.moments) >= KEPT and (first := self.moments.pop(0).record) is not None:
+            self.floor = first.step
         groups = phases.scheduler.waiting, phases.scheduler.running
         waiting, running = (tuple(map(Mark.of, group)) for group in groups)
         self.moments.append(Moment(waiting, running, tuple(phases.intake.ended), phases.gate.crowded))
+        self.place += 1
 
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
         """Note that a request was added or cancelled. Between the phases of a step, this counts as after the step."""
@@ -129,28 +123,20 @@ class Timeline:
     @property
     def last(self) -> int:
         """The number of the step that ran last; -1 for none."""
-        begun = bool(self.moments) and self.moments[-1].record is None
-        return self._step(len(self.moments) - 1 - begun)
+        return next((m.record.step for m in reversed(self.moments[-2:]) if m.record is not None), self.floor)
 
-    def _step(self, index: int) -> int:
-        record = self.moments[index].record if index >= 0 else None
-        return self.floor if record is None else record.step
-
-    def place_of(self, step: int) -> int:
-        """The place of a step on the path, the one that was begun among them. Raises UserError."""
-        for index in range(len(self.moments) - 1, -1, -1):
-            record = self.moments[index].record
-            if (self.step if record is None else record.step) == step:
-                return index
-        first = self.moments[0].record if self.moments else None
-        known = self.step if first is None else first.step
-        raise UserError(f"cannot go back to step {step}: only steps {known} to {self.step} are kept")
+    def index_of(self, step: int) -> int:
+        """Where a step lies among the moments, the one that was begun among them. Raises UserError."""
+        steps = [self.step if moment.record is None else moment.record.step for moment in self.moments]
+        if step not in steps:
+            known = (*steps, self.step)[0]
+            raise UserError(f"cannot go back to step {step}: only steps {known} to {self.step} are kept")
+        return steps.index(step)
 
     def rewind(self, phases: Phases, step: int) -> None:
         """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known."""
-        index = self.place_of(step)
-        self.rewound = True
-        moment = self.moments[index]
+        index = self.index_of(step)
+        self.rewound, moment = True, self.moments[index]
         marks = (*moment.running, *moment.waiting)
         intake, scheduler, keep = phases.intake, phases.scheduler, {mark.request.id for mark in marks}
         for request in [request for request in intake.requests.values() if request.id not in keep]:
@@ -164,6 +150,7 @@ class Timeline:
         intake.ended[:] = moment.ended
         phases.gate.crowded = moment.crowded
         self.undone.extendleft(m.record for m in reversed(self.moments[index:]) if m.record is not None)
+        self.place -= len(self.moments) - index
         del self.moments[index:]
         self.happened = sum(event.place <= self.place for event in self.inputs[: self.happened])
         before = self.moments[-1].record if self.moments else next(iter(self.undone), None)

@@ -70,8 +70,9 @@ def view_last(engine: Engine, part: RequestStep, node: int | None) -> NodeView:
     """A view of the step that ran last, of which `part` is one."""
     last = engine.last
     assert last is not None
-    place = [other.request for other in last.record.requests].index(part.request)
-    return _view(engine, _of_turn(engine, last.state.turns[place], last.record.step, part), node)
+    assert last.known is not None
+    place = [other.request for other in last.known.requests].index(part.request)
+    return _view(engine, _of_turn(engine, last.turns[place], last.known.step, part), node)
 
 
 def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:

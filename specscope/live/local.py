@@ -89,7 +89,7 @@ class EngineWhatIf(WhatIf):
         return self._view(session, record, part, node)
 
     def _view(self, session: Session, record: StepRecord, part: RequestStep, node: int | None) -> NodeView:
-        if self.engine.last is not None and self.engine.last.record == record:
+        if self.engine.last is not None and self.engine.last.known == record:
             return view_last(self.engine, part, node)
         return view_earlier(self.engine, session.history.requests[part.request], record.step, part, node)
 

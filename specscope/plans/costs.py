@@ -14,18 +14,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from specscope.errors import UserError
 from specscope.plans.plan import TreePlan
 from specscope.user_cache import LARGEST
 from specscope.whole_file import decoded, read_whole, write_whole
 
-KIND = "specscope costs"
-MOST_ROWS = 2**31  # of a point
+Seconds = Annotated[float, Meta(ge=0)]
 MODELS = ("target", "drafter", "draft model", "dtype")  # what must agree; machines may differ
 MACHINE = ("cpu", "device", "threads", "dtype", "torch", "python", "versions")
 
@@ -34,10 +34,10 @@ MACHINE = ("cpu", "device", "threads", "dtype", "torch", "python", "versions")
 class CostPoint:
     """Seconds at a size, with bounds: the median's 95 % interval, or the range that was measured."""
 
-    rows: int
-    seconds: float
-    low: float
-    high: float
+    rows: Annotated[int, Meta(ge=1, le=2**31)]
+    seconds: Seconds
+    low: Seconds
+    high: Seconds
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Costs:
     """The costs of one engine on one machine, at one batch. A file holds just these, as JSON."""
 
     about: Mapping[str, str]  # models, settings and machine; a file that was made up may say nothing
-    step: tuple[CostPoint, ...]  # by rows in all: the plain step is first
+    step: Annotated[tuple[CostPoint, ...], Meta(min_length=1)]  # by rows in all: the plain step is first
     first: tuple[CostPoint, ...]  # a first drafting pass, by requests; none for a drafter that is no model
     passes: tuple[CostPoint, ...]  # each later pass, by rows
-    kind: str = KIND
+    kind: Literal["specscope costs"] = "specscope costs"
 
     @property
     def batch(self) -> int:
@@ -97,13 +97,10 @@ class Costs:
 
     @property
     def is_sound(self) -> bool:
-        """Whether points are in rising order of rows, and all seconds valid."""
+        """Whether points are in rising order of rows, and each step takes time."""
         curves = (self.step, self.first, self.passes)
         rises = all(point.rows < further.rows for curve in curves for point, further in pairwise(curve))
-        for point in (*self.step, *self.first, *self.passes):
-            rises &= 1 <= point.rows <= MOST_ROWS
-            rises &= all(0 <= value < math.inf for value in (point.seconds, point.low, point.high))
-        return rises and self.kind == KIND and bool(self.step) and all(point.seconds > 0 for point in self.step)
+        return rises and all(point.seconds > 0 for point in self.step)
 
 
 def at(points: Sequence[CostPoint], rows: float) -> float:

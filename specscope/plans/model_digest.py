@@ -34,14 +34,13 @@ def model_digest(place: Path, limit: int | None = None) -> str:
     `limit`: gives "" where more bytes than this would have to be hashed.
     """
     try:
-        alone = place.is_file()
         kinds = (sorted(file for file in place.glob(pattern) if file.is_file()) for pattern in WEIGHTS)
-        weights = [place] if alone else next(filter(None, kinds), [])
+        weights = [place] if place.is_file() else next(filter(None, kinds), [])
         weights += [file for file in (place / MASK_FILE,) if file.is_file()]
         unknown = sum(file.stat().st_size for file in weights if not _known(file))
         if not weights or (limit is not None and unknown > limit):
             return ""
-        if alone:
+        if weights == [place]:
             return _of_file(place)
         parts = [("config.json", _of_config(place / "config.json"))]
         return _hash(json.dumps([*parts, *((file.name, _of_file(file)) for file in weights)]).encode()).hex()
@@ -83,7 +82,8 @@ def _of_file(file: Path) -> str:
     before = _stamp(file)
     digest = _contents(file)
     if before[0] > CHUNK and _stamp(file) == before:
-        _keep(file, before, digest)
+        with contextlib.suppress(ImportError, OSError):  # then it is hashed anew each time
+            store(_place(file), {"stamp": before, "digest": digest})
     return digest
 
 
@@ -116,8 +116,3 @@ def _known(file: Path) -> str:
         return str(entry["digest"]) if entry["stamp"] == _stamp(file) else ""
     except (ImportError, OSError, ValueError, TypeError, KeyError):
         return ""
-
-
-def _keep(file: Path, stamp: list[int], digest: str) -> None:
-    with contextlib.suppress(ImportError, OSError):  # then it is hashed anew each time
-        store(_place(file), {"stamp": stamp, "digest": digest})

@@ -249,7 +249,7 @@ def _draw(shape: TreeShape, above: int, stem: str) -> Iterator[str]:
         yield from _draw(shape, node, stem + ("   " if last else "│  "))
 
 
-def _costs(plan: TreePlan, leaves: str) -> Iterator[str]:
+def _costs(plan: TreePlan, leaves: str = "") -> Iterator[str]:
     nodes, depth, rows = plan.max_nodes, plan.max_depth, plan.max_fed + 1
     yield f"nodes       {nodes}{leaves}"
     yield f"depth       {depth}: at most {depth + 1} tokens per step, with the final token"
@@ -261,5 +261,5 @@ def _costs(plan: TreePlan, leaves: str) -> Iterator[str]:
 def _search(plan: DynamicPlan) -> Iterator[str]:
     yield f"shape       searched in each step: the {plan.top} likeliest nodes of a depth get {plan.top} children each,"
     yield f"            {plan.depth} deep; of {plan.candidates} candidates the {plan.max_nodes} best are kept"
-    yield from _costs(plan, "")
+    yield from _costs(plan)
     yield TOP_RULE

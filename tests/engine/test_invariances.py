@@ -99,7 +99,7 @@ def run(engine, blocks=200, batch=3, budget=24, order=1, back=(), *, ahead=False
                 engine.rewind(records[begun - 4].step)
                 del records[begun - 4 :]
             record = engine.step()  # of a step that is run again, the known record
-            records.append(engine.last.state.record(notes=True) if back else record)
+            records.append(engine.last.record(notes=True) if back else record)
     engine.pipeline.close()
     assert timeline.branches == 1, "what was run again came out otherwise"
     assert engine.runner.cache.pool.used == 0

@@ -42,7 +42,7 @@ def test_going_back_and_on_begins_no_branch(deep, tmp_path, name):
             record = engine.step()
             assert record == wanted
             assert record is wanted or record.branch == 0
-            assert bits(engine.last.state.record(notes=False)) == bits(wanted)
+            assert bits(engine.last.record(notes=False)) == bits(wanted)
 
 
 def bits(record):

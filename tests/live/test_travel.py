@@ -112,7 +112,7 @@ class Travel(RuleBasedStateMachine):
         assert view.token == (part.verdict.token if node is None else part.tree.token[node])
         judged = part.verdict.final_p if node is None else part.verdict.p[node]
         assert view.p.prob == pytest.approx(float(judged), abs=2e-5)
-        assert view.computed == (self.engine.last is None or self.engine.last.record is not record)
+        assert view.computed == (self.engine.last is None or self.engine.last.known is not record)
         if node is not None and part.tree.parent[node] == ROOT and part.notes is not None and view.draft is not None:
             assert view.draft.prob == pytest.approx(float(part.notes.prob[node]), abs=1e-4) or not self.greedy
 

@@ -27,7 +27,7 @@ def test_the_notes_are_those_of_the_distributions(engines, name, params):
     seen = 0
     while engine.busy:
         record = engine.step()
-        state = engine.last.state
+        state = engine.last
         for part, turn in zip(record.requests, state.turns, strict=True):
             if part.verdict is not None:
                 tokens = turn.request.tokens[: part.position + 1]
