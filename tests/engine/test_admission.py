@@ -158,17 +158,6 @@ def test_slots_for_drafts_are_given_back_before_anyone_loses_kv(toy):
     assert [turn.nodes for turn in plan.turns] == [NODES]  # nobody's tree is cut
 
 
-def test_kv_is_taken_where_waiting_does_not_help(toy):
-    made = toy(6)
-    first, second = made.add(range(30)), made.add(range(100, 130))
-    preempted = []
-    while len(first.tokens) < 90 and not preempted:
-        preempted = made.step().preempted
-    assert preempted == [second]
-    assert len(first.tokens) > 48  # it had grown into its fourth block
-    assert second.computed == 0
-
-
 def test_those_who_wait_come_in_the_order_of_arrival(toy):
     made = toy(9, max_batch=8)
     every = [made.add([i] * 40) for i in range(6)]

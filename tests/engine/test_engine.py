@@ -17,10 +17,7 @@ PROMPTS = [
 ]
 DRAFTERS = {
     "none": {"drafter": "none"},
-    "ngram chain": {"drafter": "ngram", "tree": "4", "ngram_min": 1},
     "ngram tree": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
-    "draft chain": {"drafter": "draft_model", "draft_model": "self:2", "tree": "4"},
-    "draft tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0)]"},
     "draft itself": {"drafter": "draft_model", "draft_model": "TARGET", "tree": "3"},
 }
 

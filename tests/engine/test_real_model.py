@@ -20,22 +20,15 @@ PROMPTS = [
 ]
 ENGINES = {
     "none": {"drafter": "none"},
-    "ngram, chain": {"drafter": "ngram", "tree": "6"},
     "ngram, tree": {"drafter": "ngram", "tree": "3x4"},
-    "draft model, chain": {"draft_model": "self:27", "tree": "4"},
-    "draft model, tree": {"draft_model": "self:27", "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
-    "head, static": {
-        "drafter": "eagle",
-        "tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)]",
+    "draft model": {
+        "drafter": "draft_model",
+        "draft_model": "self:27",
+        "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]",
     },
     "head, dynamic": {"drafter": "eagle", "tree": "dynamic:16"},
     "head, as it comes": {"drafter": "auto"},
 }
-
-
-def make(name):
-    drafting = ENGINES[name] if "drafter" in ENGINES[name] else {"drafter": "draft_model", **ENGINES[name]}
-    return Engine(dtype="float32", **drafting)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +38,7 @@ def reference():
     from specscope.model.places import bundled_model
 
     assert len(PROMPTS) == 20
-    engine = make("none")
+    engine = Engine(dtype="float32", drafter="none")
     prompts = [engine.encode(engine.turn(prompt))[1] for prompt in PROMPTS]
     model = AutoModelForCausalLM.from_pretrained(bundled_model(print), dtype=torch.float32)
     out = []
@@ -63,7 +56,9 @@ def reference():
 @pytest.mark.parametrize("name", ENGINES)
 def test_greedy_output_is_generates_own(reference, name):
     prompts, wanted = reference
-    results = make(name).generate(prompts, SamplingParams(max_tokens=TOKENS, ignore_eos=True))
+    results = Engine(dtype="float32", **ENGINES[name]).generate(
+        prompts, SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    )
     assert [r.token_ids for r in results] == wanted
     assert not name.startswith("head") or sum(r.acceptance.accepted for r in results) > 500
 

@@ -23,25 +23,13 @@ from tests.engines import DRAFTERS, PROMPTS, each_drafter, fresh
 from tests.waiting import HANG_SECONDS, until
 
 pytest.importorskip("xgrammar")
-BYTES, EOS = 3, 2  # of the tiny tokenizer: its byte-level tokens begin there, in the order of its alphabet
+EOS = 2  # of the tiny tokenizer
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}, "c": {"type": "array", "maxItems": 2}},
     "required": ["a", "b"],
 }
-FORMS = {
-    "json": {"json": SCHEMA},
-    "json object": {"json_object": True},
-    "regex": {"regex": "[a-c]{3,20}x?"},
-    "choice": {"choice": ("abcabc", "hello world", "abd")},
-    "grammar": {"grammar": 'root ::= ("ab" | "cd" root)+'},
-}
-PARAMS = {
-    "greedy": {},
-    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5},
-    "bias": {"logit_bias": {70: 4.0, 71: -2.0}},
-    "min tokens": {"min_tokens": 6},
-}
+JSON = {"json": SCHEMA}
 
 
 def each(form, params=None, **more):
@@ -136,7 +124,7 @@ def test_sampled_output_has_the_masked_targets_distribution(engines, deep, name,
 def test_a_fork_follows_the_form_and_a_token_that_breaks_it_ends_it(engines):
     engine = engines["draft tree"]
     fresh(engine, 60)
-    name = engine.add(PROMPTS[0], each(FORMS["json"])[0])
+    name = engine.add(PROMPTS[0], each(JSON)[0])
     steps = [part for part in engine.step().requests if part.verdict is not None]  # its grammar is compiled by then
     request = engine.requests[name]
     while engine.busy:
@@ -332,7 +320,7 @@ def test_all_rules_take_masked_distributions(engines, rule):
     old = engine.verifier.rule
     engine.verifier.rule = rule
     try:
-        params = each(FORMS["json"], temperature=1.3)
+        params = each(JSON, temperature=1.3)
         for result, own in zip(engine.generate(PROMPTS, params), params, strict=True):
             assert is_legal(engine, own, result.token_ids)
     finally:
