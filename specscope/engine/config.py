@@ -44,7 +44,6 @@ Threads = Annotated[
 class EngineConfig:
     """How to build an Engine. Raises UserError where values do not fit together."""
 
-    # None: the bundled default
     target: Annotated[
         str | None,
         Flag("Model: a folder, a hub name or a .gguf file.  [default: SmolLM2-135M-Instruct]", "MODEL"),
@@ -58,19 +57,17 @@ class EngineConfig:
             "DRAFTER",
         ),
     ] = "auto"
-    # None, for "eagle": the default target's head
     draft_model: Annotated[
         str | None,
         Flag("A head, a smaller model, or self:N. With self:N, the target's first N layers.", "MODEL"),
     ] = None
-    # plans/plan.py reads it; None: the drafter's default
     tree: Annotated[
         str | None,
         Flag(
             "Draft tree, such as 5, 3x5 or dynamic:16. Also '[(0,), (0, 0)]', top:3x5; see specscope tree -h.", "TREE"
         ),
     ] = None
-    speculation: Annotated[str, Flag("Whether to draft.  [default: on]", "[on|off]")] = "on"
+    speculation: Annotated[str, Flag("Whether to draft.  [default: on]", choices=("on", "off"))] = "on"
     disable_above: Annotated[
         Count | None,
         Flag("Stop drafting above N decoding requests. It resumes at a quarter fewer.", "N"),
@@ -95,14 +92,11 @@ class EngineConfig:
         Flag("Number format of the models.  [default: auto]", choices=("auto", "float32", "bfloat16", "float16")),
     ] = "auto"
     device: Annotated[str, Flag("Where to run: cpu, cuda or auto.  [default: auto]", "DEVICE")] = "auto"
-    # model/places.py
     backend: Annotated[
         str, Flag("Kernels; triton needs a GPU.  [default: auto]", choices=("auto", "torch", "triton"))
     ] = "auto"
-    # where the triton backend runs
     graphs: Annotated[str, Flag("Use CUDA graphs on a GPU.  [default: auto]", choices=("auto", "off"))] = "auto"
     max_batch: Annotated[Count, Flag("Maximum requests in a batch.  [default: 8]", "N")] = 8
-    # decode first, prefill chunks with the rest
     max_step_tokens: Annotated[StepTokens, Flag("Maximum tokens in one step.  [default: 512]", "N")] = 512
     max_context: Annotated[Context | None, Flag("Maximum tokens in a request.  [default: the model's limit]", "N")] = (
         None
@@ -114,7 +108,6 @@ class EngineConfig:
             choices=("auto", "full", "lean"),
         ),
     ] = "auto"
-    # GiB for the target's
     kv_memory: Annotated[Gib, Flag("Memory for the KV cache.  [default: 1]", "GIB")] = 1.0
     threads: Annotated[Threads | None, Flag("CPU threads.  [default: torch's choice]", "N")] = None
     ngram_min: Annotated[int, Meta(ge=1, le=4, description="between 1 and 4")] = 2  # shortest suffix of prompt lookup
@@ -147,11 +140,9 @@ class EngineConfig:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
         if self.drafter == "none" and self.tree is not None:
             raise UserError("--tree is given, but the drafter is none")
-        if self.speculation not in ("on", "off"):
-            refuse_gone(f"--speculation {self.speculation}")
-            raise UserError(f"--speculation must be on or off, not {short(self.speculation)}")
         for name, flag in flags_of(EngineConfig).items():
             if flag.choices and getattr(self, name) not in flag.choices:
+                refuse_gone(f"--{name} {getattr(self, name)}")
                 raise UserError(f"unknown {name} {short(getattr(self, name))}: use {', '.join(flag.choices)}")
         if self.rule == BLOCK and self.plan is not None and not self.plan.is_chain:
             takes = "takes a chain, such as --tree 5"

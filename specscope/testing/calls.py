@@ -325,6 +325,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "counts": ("num_draft_tokens", "cu_num_draft_tokens"),
     "temperature": ("temperatures",),
 }
+SPELLED = {one: name for name, others in NAMES.items() for one in (name, *others)}
 ROWS, IDS, COINS = ("p", "q"), ("drafted", "output", "counts"), ("coin", "final_coin")
 OF_TREES = re.compile("tree|retrie?ve?_|sibling|parent")  # in the names of what only trees have
 BY_CALL = ("output", "final_coin", "temperature", "counts")  # also where calls are packed
@@ -333,25 +334,22 @@ BY_CALL = ("output", "final_coin", "temperature", "counts")  # also where calls 
 def read_calls(path: str) -> tuple[list[VerifyCall], tuple[str, ...]]:
     """The calls, and remarks on what was not used. Raises UserError."""
     given, found = dict(_tensors(path) if kind_of(start_of(path)) is TENSORS else _npz(path)), dict[str, NDArray[Any]]()
-    unused = set(given)
-    for name, others in NAMES.items():
-        spelled = [one for one in (name, *others) if one in given]
-        if len(spelled) > 1:
-            raise UserError(f"{path} has both {spelled[0]} and {spelled[1]}, which mean the same: leave one out")
-        for one in spelled:
-            array = _checked(given[one], f"{one} in {path}", name)
-            found[name] = np.diff(array, prepend=0) if one.startswith("cu_") else array
-            unused.remove(one)
+    for one in filter(SPELLED.__contains__, given):
+        if (name := SPELLED[one]) in found:
+            raise UserError(f"{path} has {name} by two names: leave one of {', '.join((name, *NAMES[name]))} out")
+        array = _checked(given[one], f"{one} in {path}", name)
+        found[name] = np.diff(array, prepend=0) if one.startswith("cu_") else array
     for name, other in (("p", "logits"), ("drafted", ""), ("output", "")):
         if name not in found and other not in found:
             names = ", ".join(filter(None, (name, *NAMES[name], other)))
             raise UserError(f"{path} has no {names}; it has {', '.join(sorted(given)) or 'nothing'}")
-    if hint := next(filter(OF_TREES.search, sorted(unused)), ""):
+    unused = sorted(given.keys() - SPELLED.keys())
+    if hint := next(filter(OF_TREES.search, unused), ""):
         raise UserError(f"{path} has {hint}: its drafts are a tree, and calls are judged of chains alone")
     every = [_call(one, f"call {number} in {path}") for number, one in enumerate(_one_by_one(found, path))]
     calls, notes = [call for call in every if len(call.drafted)], []
     if unused:
-        notes.append(f"not used: {', '.join(sorted(unused))}")
+        notes.append(f"not used: {', '.join(unused)}")
     if len(calls) < len(every):
         notes.append(f"{len(every) - len(calls)} of {len(every)} calls have no drafts and are left out")
     return calls, tuple(notes)

@@ -84,7 +84,7 @@ def test_a_drafter_is_caught_up_when_drafting_returns(make, name):  # noqa: F811
 
 
 def test_what_does_not_fit_together_is_refused():
-    with pytest.raises(UserError, match="--speculation must be on or off, not 'maybe'"):
+    with pytest.raises(UserError, match="unknown speculation 'maybe': use on, off"):
         EngineConfig(speculation="maybe")
     with pytest.raises(UserError, match="disable_above"):
         Engine(disable_above=0)

@@ -116,7 +116,7 @@ BAD = {
     ),
     "no target": (lacking("target_probs"), "has no p, target_probs, target_p, target_prob, logits; it has"),
     "no output": (lacking("output_token_ids"), "has no output, output_token_ids"),
-    "twice": (DUMP | {"p": DUMP["target_probs"]}, "has both p and target_probs, which mean the same: leave one out"),
+    "twice": (DUMP | {"p": DUMP["target_probs"]}, "has p by two names: leave one of p, target_probs, "),
     "NaN": (spoiled("target_probs", np.nan), "target_probs in .* has NaN"),
     "no probabilities": (spoiled("draft_probs", 3.0), r"draft_probs in .* has a row that sums to 3\.\d+"),
     "a coin that is none": (DUMP | {"coin": np.full((30, 3), 1.5)}, "coin in .* has values outside 0 to 1"),
