@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,15 +50,10 @@ def _answer(apply: Callable[..., Any], job: tuple[Any, dict[str, Any], int]) -> 
 def _load() -> Callable[[Any], Callable[[Any], tuple[str, str]]]:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Base
 
-    class Stand(SimpleNamespace):
-        """What transformers' function asks of a tokenizer."""
-
-        get_chat_template = Base.get_chat_template
-        apply_chat_template = Base.apply_chat_template
-
     def prepare(about: tuple[Any, dict[str, str]]) -> Callable[[Any], tuple[str, str]]:
-        stand: Any = Stand(chat_template=about[0], special_tokens_map=about[1])
-        return lambda job: _answer(stand.apply_chat_template, job)
+        stand: Any = SimpleNamespace(chat_template=about[0], special_tokens_map=about[1])  # all that is asked of it
+        stand.get_chat_template = partial(Base.get_chat_template, stand)
+        return partial(_answer, partial(Base.apply_chat_template, stand))
 
     return prepare
 

@@ -37,29 +37,6 @@ def import_transformers() -> None:
             del sys.modules[name]
 
 
-class _Dynamo(ModuleType):
-    """Stands for torch._dynamo: its markers mark nothing, and whatever else is asked of it comes from the real one."""
-
-    __path__: list[str] = []  # noqa: RUF012 # a package without modules
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(_real(DYNAMO), name)
-
-
-def _real(name: str) -> ModuleType:
-    """A module itself. Its stand-in is taken away for good."""
-    _take_away()
-    return importlib.import_module(name)
-
-
-def _take_away() -> None:
-    for name in (DYNAMO, INDEXING):
-        if isinstance(sys.modules.get(name), _Dynamo):
-            del sys.modules[name]
-
-
 def _mark(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:  # noqa: ANN401
     """A decorator that leaves a function as it is, with or without arguments."""
     return _mark if function is None else function
@@ -70,17 +47,17 @@ def _stand_ins() -> Iterator[None]:
     """Stand-ins for torch._dynamo and what masks use of it, for as long as transformers is imported."""
     import torch
 
-    dynamo, indexing = _Dynamo(DYNAMO), _Dynamo(INDEXING)
-    for name in MARKERS:
-        setattr(dynamo, name, _mark)
+    dynamo, indexing = ModuleType(DYNAMO), ModuleType(INDEXING)
+    vars(dynamo).update({"__path__": [], **dict.fromkeys(MARKERS, _mark)})  # a package without modules
     # Masks made through vmap enter this context; it is the real one, when it is entered.
-    indexing.TransformGetItemToIndex = lambda: _real(INDEXING).TransformGetItemToIndex()  # type: ignore[attr-defined]
+    vars(indexing)["TransformGetItemToIndex"] = lambda: importlib.import_module(INDEXING).TransformGetItemToIndex()
     with patch.object(torch.compiler, "disable", _mark):
         sys.modules.update({DYNAMO: dynamo, INDEXING: indexing})
         try:
             yield
         finally:
-            _take_away()
+            for name in (DYNAMO, INDEXING):
+                del sys.modules[name]
 
 
 @contextmanager

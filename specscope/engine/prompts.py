@@ -324,15 +324,13 @@ def _dumped(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Opaque(dict[Any, Any]):
-    """Stands for every class in a pickle: none is imported, and nothing of it is run."""
-
-    state: object = None
+    """Stands for every class in a pickle, with its attributes: none is imported, and nothing of it is run."""
 
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__()
 
     def __setstate__(self, state: object) -> None:
-        self.state = state
+        self.update(state if isinstance(state, dict) else {})
 
     def append(self, value: object) -> None:
         """Of a list: left out."""
@@ -355,8 +353,7 @@ def dumped_requests(path: str) -> Iterator[dict[str, Any]]:
         raise UserError(f"{path} is a dump of SGLang's requests that cannot be read ({first_line(error)})") from None
     for item in items:
         asked = item[0] if isinstance(item, tuple | list) and item else item
-        state = asked.state if isinstance(asked, Opaque) else asked
-        yield {"obj": state if isinstance(state, dict) else {}, "sampling_params": None}
+        yield {"obj": asked if isinstance(asked, dict) else {}, "sampling_params": None}
 
 
 def template_label(template: Mapping[str, Any]) -> dict[str, str]:

@@ -48,13 +48,6 @@ class Request:
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt_tokens)
 
-    def restart(self) -> None:
-        """Make the request what it was when it arrived. It must hold no KV."""
-        self.tokens = list(self.prompt_tokens)
-        self.computed = self.steps = self.admitted_ns = 0
-        self.finish, self.stop, self.error, self.preceded = None, "", "", Preceded.PREFILL
-        self.kv_life += 1
-
     @property
     def pending(self) -> int:
         """Tokens to feed before the next token can be drawn; 1 in plain decoding."""

@@ -39,6 +39,14 @@ class Mark:
         """A request's mark now."""
         return Mark(request, len(request.tokens), request.kv_life, attrgetter(*STATE)(request))
 
+    def restore(self) -> Request:
+        """Make the request what it was, but for its KV."""
+        del self.request.tokens[self.tokens :]
+        self.request.finish, self.request.stop, self.request.error = None, "", ""
+        for name, value in zip(STATE, self.state, strict=True):
+            setattr(self.request, name, value)
+        return self.request
+
 
 @dataclass
 class Moment:
@@ -56,7 +64,7 @@ class Input:
     """A request that came, or was cancelled. On the way forward again it does so at the same place."""
 
     place: int  # on the path: how many steps had begun
-    request: Request
+    mark: Mark
     cancels: bool = False
 
 
@@ -95,7 +103,7 @@ class Timeline:
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
         """Note that a request was added or cancelled. Between the phases of a step, this counts as after the step."""
         if not self.repeating:
-            self.inputs.insert(self.happened, Input(self.place, request, cancels))
+            self.inputs.insert(self.happened, Input(self.place, Mark.of(request), cancels))
             self.happened += 1
 
     def settle(self, record: StepRecord) -> tuple[StepRecord, bool]:
@@ -168,24 +176,19 @@ class Timeline:
             self.happened += 1
             with phases.intake.lock:
                 if event.cancels:
-                    phases.intake.cancel(event.request.id)
-                elif event.request.id not in phases.intake.requests:
-                    event.request.restart()
-                    phases.intake.arrive(event.request)
+                    phases.intake.cancel(event.mark.request.id)
+                elif event.mark.request.id not in phases.intake.requests:
+                    phases.intake.arrive(event.mark.restore())
         self.repeating = False
 
     def arrivals(self) -> Iterable[Request]:
         """Every request that came, the newest first."""
-        return (event.request for event in reversed(self.inputs[: self.happened]) if not event.cancels)
+        return (event.mark.request for event in reversed(self.inputs[: self.happened]) if not event.cancels)
 
 
 def _shorten(phases: Phases, mark: Mark) -> bool:
     """Back to the mark's lengths; False where the KV must be computed again."""
-    request = mark.request
-    del request.tokens[mark.tokens :]
-    request.finish, request.stop, request.error = None, "", ""
-    for name, value in zip(STATE, mark.state, strict=True):
-        setattr(request, name, value)
+    request = mark.restore()
     decodes = request.computed == mark.tokens - 1
     cache, drafter = phases.parts.runner.cache, phases.parts.drafter
     if request.kv_life == mark.kv_life and (decodes or not drafter.aux_layers):
