@@ -151,10 +151,6 @@ class Phases:
 
     def commit(self, now: StepState) -> None:
         """Tokens and KV of the accepted paths; requests that ended leave."""
-        drafted = any(len(turn.draft.tree) for turn in now.turns)
-        for turn in now.turns:
-            if drafted and turn.features is not None and not len(turn.draft.tree):
-                turn.features = turn.features.clone()  # a view would keep what others drafted
         for turn in now.turns:
             if self.parts.drafter.aux_layers:
                 self.show_features(turn)
@@ -169,10 +165,8 @@ class Phases:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
         assert turn.features is not None
         request, features, path = turn.request, turn.features, NO_NODES if turn.verdict is None else turn.verdict.path
-        if len(path):
-            committed = pick(features, [*range(turn.feed), *(turn.feed + path).tolist()])
-        else:
-            committed = features[: turn.feed].clone() if len(features) > turn.feed else features
+        rows = [*range(turn.feed), *(turn.feed + path).tolist()]
+        committed = pick(features, rows) if len(path) else features[: turn.feed].clone()  # a view would keep all rows
         self.parts.drafter.observe(request.id, request.computed, committed, request.tokens)
 
     def _keep(self, turn: Turn) -> None:
