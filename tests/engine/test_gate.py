@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
 from specscope.engine.config import EngineConfig
@@ -18,18 +16,9 @@ def test_it_does_not_flap():
     gate = SpeculationGate(disable_above=8)
     swing = [7, 8, 9, 8, 9, 7, 8, 9, 8, 7, 9]
     assert [bool(gate.why_off(n)) for n in swing] == [False, False] + [True] * 9
+    assert (gate.why_off(9), gate.why_off(7)) == ("decoding requests above 8", "decoding requests still above 6")
     assert not gate.why_off(6)
     assert [bool(gate.why_off(n)) for n in (7, 8, 7, 8)] == [False] * 4
-
-
-@given(st.integers(1, 40), st.lists(st.integers(0, 60)))
-def test_it_is_off_above_the_limit_and_on_well_below(limit, loads):
-    gate = SpeculationGate(disable_above=limit)
-    again = limit - max(limit // 4, 1)
-    for load in loads:
-        before, why = gate.crowded, gate.why_off(load)
-        assert bool(why) == (load > limit or (before and load > again))
-        assert why in ("", f"decoding requests above {limit}", f"decoding requests still above {again}")
 
 
 def greedy(engine, tokens=30, prompts=PROMPTS):

@@ -90,9 +90,7 @@ def test_one_call_with_coins_and_in_bfloat16(tmp_path):
 
 
 def test_what_is_not_used_is_said(tmp_path):
-    empty = DUMP | {"seed": np.arange(3), "num_draft_tokens": np.zeros(1, np.int64)}
-    del empty["num_draft_tokens"]
-    empty["draft_token_ids"] = DUMP["draft_token_ids"].copy()
+    empty = DUMP | {"seed": np.arange(3), "draft_token_ids": DUMP["draft_token_ids"].copy()}
     empty["draft_token_ids"][4] = -1
     found, notes = read_calls(saved(tmp_path, empty))
     assert len(found) == 29
@@ -129,10 +127,7 @@ BAD = {
         r"call 0 in .*: drafted is .* 99, \d+\], but the voc",
     ),
     "words": (lacking("target_probs") | {"p": np.array(["a"])}, r"p in .* is \[1\] of <U1: it must hold numbers"),
-    "other shapes": (
-        DUMP | {"draft_probs": DUMP["draft_probs"][:, :1]},
-        r"call 0 .* has 3 drafts and \d .* q \[1, 16\]",
-    ),
+    "other shapes": (DUMP | {"draft_probs": DUMP["draft_probs"][:, :1]}, r"call 0 .* has 3 drafts .* q \[1, 16\]"),
     "another vocabulary": (DUMP | {"draft_probs": np.full((30, 3, 5), 0.2)}, r"contradicts .* q \[3, 5\]"),
     "fewer outputs": (
         lacking("output_token_ids") | {"output": DUMP["output_token_ids"][:9]},
@@ -143,13 +138,7 @@ BAD = {
         DUMP | {"retrive_next_sibling": np.zeros((30, 4))},
         "has retrive_next_sibling: its drafts are a tree, and calls are judged of chains alone",
     ),
-    "a number alone": (
-        SINGLE
-        | {
-            "draft_token_ids": np.array(3),
-        },
-        "call 0 in .*",
-    ),
+    "a number alone": (SINGLE | {"draft_token_ids": np.array(3)}, "call 0 in .*"),
 }
 
 
