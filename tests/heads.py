@@ -141,11 +141,9 @@ VARIANTS = {
     "norm_before_fc in eagle_config": {"eagle_config": {"norm_before_fc": True}},
     "fc_norm": {"norm_output": True, "fc_norm": True},
     "sliding": {"layer_types": ["sliding_attention"], "sliding_window": 5, "use_sliding_window": True},
-    "partial rotary": {"partial_rotary_factor": 0.5},
-    "partial rotary in its parameters": {"rope_parameters": {"rope_theta": 5000.0, "partial_rotary_factor": 0.5}},
-    "partial yarn": {"rope_scaling": {**YARN, "partial_rotary_factor": 0.5}},
+    "yarn": {"rope_scaling": YARN},
     "all": {
-        **{"norm_output": True, "fc_norm": True, "norm_before_residual": True, "partial_rotary_factor": 2 / 3},
+        **{"norm_output": True, "fc_norm": True, "norm_before_residual": True},
         **{"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "hidden_act": "relu"},
     },
 }
@@ -224,15 +222,15 @@ class Reference:
         q, k, v = (self.linear(f"{name}.self_attn.{part}_proj", projected) for part in "qkv")
         length, size = len(projected), q.shape[-1] // heads
         q, k, v = (x.view(length, -1, size).transpose(0, 1) for x in (q, k, v))
-        place, turned = torch.arange(length), self.turned(size)
-        frequency, scale = self.frequencies(turned)
-        angle, half = place[:, None] * frequency, turned // 2
+        place = torch.arange(length)
+        frequency, scale = self.frequencies(size)
+        angle = place[:, None] * frequency
         cos, sin = angle.cos() * scale, angle.sin() * scale
 
         def turn(x):
-            """Channel i with channel i + half, for the first channels; the others are left alone."""
-            a, b, rest = x.split([half, half, size - turned], dim=-1)
-            return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+            """Channel i with channel i + half."""
+            a, b = x.chunk(2, dim=-1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
         k, v = (x.repeat_interleave(heads // kv, dim=0) for x in (turn(k), v))
         scores = turn(q) @ k.transpose(1, 2) / size**0.5
@@ -246,22 +244,17 @@ class Reference:
         kinds = self.config.get("layer_types", ["full_attention"] * 64)
         return self.config["sliding_window"] if kinds[index] == "sliding_attention" else 10**6
 
-    def turned(self, size):
-        """How many channels of a head are turned."""
-        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or self.config
-        return int(size * rope.get("partial_rotary_factor", 1))
-
-    def frequencies(self, turned):
+    def frequencies(self, size):
         """Of each pair, and what the tables are multiplied by. YaRN: Peng et al. 2023, section 3.4."""
         base = self.config["rope_theta"]
-        plain = base ** (-torch.arange(0, turned, 2) / turned)
+        plain = base ** (-torch.arange(0, size, 2) / size)
         rope = self.config.get("rope_scaling")
         if not rope:
             return plain, 1.0
         limit = rope["original_max_position_embeddings"]
-        pair = lambda turns: turned * math.log(limit / (turns * 2 * math.pi)) / (2 * math.log(base))  # noqa: E731
-        low, high = max(math.floor(pair(32)), 0), min(math.ceil(pair(1)), turned - 1)
-        ramp = ((torch.arange(turned // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
+        pair = lambda turns: size * math.log(limit / (turns * 2 * math.pi)) / (2 * math.log(base))  # noqa: E731
+        low, high = max(math.floor(pair(32)), 0), min(math.ceil(pair(1)), size - 1)
+        ramp = ((torch.arange(size // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
         return plain / rope["factor"] * ramp + plain * (1 - ramp), 0.1 * math.log(rope["factor"]) + 1
 
     def full(self, logits):

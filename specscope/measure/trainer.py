@@ -19,8 +19,8 @@ from specscope.analyze.table import Table
 from specscope.analyze.text import VERDICT, header_block, table_block
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options, target_named
-from specscope.model.heads.eagle_head import PARTIAL, HeadConfig, llama_config
-from specscope.model.heads.head_runner import EMBEDDING, LoadedHead, load_head, published_tensors, read_tensors
+from specscope.model.heads.eagle_head import HeadConfig, llama_config
+from specscope.model.heads.head_runner import EMBEDDING, LoadedHead, load_head, read_tensors
 from specscope.model.loader import load_model
 from specscope.model.places import head_place
 from specscope.plans.kinds import LAYER_IDS, lies_in_target, runs_head
@@ -116,7 +116,7 @@ def _weights(
 def _tensors(loaded: LoadedHead) -> dict[str, Tensor]:
     """By published names, the embedding that it uses among them."""
     embedding: Any = loaded.embedding
-    return {EMBEDDING: embedding.weight.detach().float(), **published_tensors(loaded.head)}
+    return {EMBEDDING: embedding.weight.detach().float(), **loaded.head.state_dict()}
 
 
 def _other_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[FolderDifference]:
@@ -131,16 +131,14 @@ def _other_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Itera
 def _settings(config: HeadConfig) -> dict[str, Any]:
     """What a head's config comes to, by its keys: what is left out has its default."""
     llama: Any = llama_config(config)
-    rope = {key: value for key, value in (llama.rope_parameters or {}).items() if key != PARTIAL}
     return {
         "num_hidden_layers": config.layers,
         "draft_vocab_size": config.draft_vocab,
         LAYER_IDS: list(config.aux_layers),
         **config.flags,
-        "head_dim": config.head_size,
+        "head_dim": llama.head_dim,
         **{key: getattr(llama, key) for key in LAYER},
-        **rope,
-        PARTIAL: round(config.turned / config.head_size, 6),
+        **(llama.rope_parameters or {}),
         "sliding_window": list(config.windows),
         **({} if config.mask_token is None else {"mask_token_id": config.mask_token}),
     }

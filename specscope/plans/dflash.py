@@ -25,7 +25,7 @@ ANCHOR = "sample_from_anchor"
 # Of an EAGLE head's known keys those that have no part in this arithmetic
 FOREIGN = (
     *("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm", "eagle_config", "bias", "mlp_bias"),
-    *("partial_rotary_factor", "pard_token", "ptd_token_id", "next_layer_regular", "parallel_draft_step"),
+    *("pard_token", "ptd_token_id", "next_layer_regular", "parallel_draft_step"),
     *("use_input_layernorm_in_first_layer", "use_last_layernorm"),
 )
 COMPUTED = f"""

@@ -107,7 +107,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 COMPUTED = f"""
     hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size num_hidden_layers
     rms_norm_eps rope_theta max_position_embeddings bias attention_bias mlp_bias draft_vocab_size target_hidden_size
-    mask_token_id pard_token ptd_token_id original_max_position_embeddings num_aux_hidden_states partial_rotary_factor
+    mask_token_id pard_token ptd_token_id original_max_position_embeddings num_aux_hidden_states
     sliding_window use_sliding_window has_lm_head factor low_freq_factor high_freq_factor attention_factor truncate
     beta_fast beta_slow mscale mscale_all_dim {LAYER_IDS} {" ".join(FLAGS)}
 """

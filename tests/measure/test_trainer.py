@@ -47,7 +47,6 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 CASES = {
     "healthy": Folders((), says="settings compared, none differs"),
     "rope base": Folders(("config: rope_theta",), serving=ROPE),
-    "partial rotary forgotten": Folders(("config: partial_rotary_factor",), {"partial_rotary_factor": 0.5}),
     "norm before residual": Folders(("config: norm_before_residual",), serving={"norm_before_residual": True}),
     "layers one lower": Folders((f"config: {LAYERS}",), serving={LAYERS: [1, 2, 3]}),
     "norm_output ignored": Folders(("config: norm_output",), {"norm_output": True}),

@@ -136,7 +136,7 @@ MISFITS = {
     "has no target_layer_ids": lambda f: write_dflash(f, leaving=()),
     "has no block_size of at least 2": lambda f: write_dflash(f, block=None),
     "mask_token_id": lambda f: write_speculators(f, mask_token_id=None),
-    "contains tokens outside the target's vocabulary": lambda f: write_speculators(
+    "d2t in .* must give each of 60 draft tokens another one": lambda f: write_speculators(
         f, dflash_tensors(draft=60) | {"d2t": torch.full((60,), 300)}
     ),
     "of the kind DFlash2": lambda f: write_dflash(f, architectures=["DFlash2DraftModel"]),

@@ -41,7 +41,6 @@ from specscope.measure.locate.watch import (
 )
 from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
-from specscope.model.heads.eagle_head import EagleHead, in_halves
 from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import Level
@@ -114,7 +113,6 @@ class TrueFeatures:
 
 STEEP = 32.0  # nats between scores, from which on rounding grows with them
 PARTS = ("enorm", "hnorm", "eh_proj", "post_norm")
-ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
 
 
 class HeadSide:
@@ -134,8 +132,6 @@ class HeadSide:
         self._slack: dict[str, float] = {}  # by how much more rounding moves a pass, or one that fed it
         self._fed = torch.empty(0)  # the features that were combined last
         self._combined: dict[str, Tensor] = {}  # what combining them gave, by operation
-        ours = getattr(runner, "head", None)  # a target's modules have no features to combine
-        self.order = in_halves(ours.config) if isinstance(ours, EagleHead) else None  # of channels, as published
 
     @property
     def combines(self) -> dict[str, nn.Module]:
@@ -171,12 +167,6 @@ class HeadSide:
         if not self.feeds.grows:
             fed = self._fed[part.given]
             yield from self.features.compared(part.request, fed, right.rows[: len(fed)])
-
-    def ordered(self, name: str, right: Tensor) -> Tensor:
-        """Right values of an operation inside a layer, in the engine's order of channels."""
-        if self.order is not None and name.endswith(ROTATED):
-            right = right.unflatten(1, (-1, len(self.order)))[..., self.order].flatten(1)
-        return right
 
     def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""

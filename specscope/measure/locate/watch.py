@@ -246,10 +246,6 @@ class ModelSide:
         """What is compared before the pass itself."""
         return iter(())
 
-    def ordered(self, name: str, right: Tensor) -> Tensor:
-        """Right values of an operation inside a layer, in the engine's order of channels."""
-        return right
-
     def run(self, forward: Any, segments: Sequence[Segment]) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""
         model: Any = self.runner.loaded.model
@@ -429,7 +425,7 @@ class ModelWatch:
                 due = due.exp().reshape(weights.shape)
                 weights = _to_the_same_sum(weights, due)
                 yield HeldPair(name, weights, due, right.rows, keys=right.keys, allowed=allowed)
-            elif short in ours and ours[short][0].shape == (due := self.side.ordered(short, due.flatten(1))).shape:
+            elif short in ours and ours[short][0].shape == (due := due.flatten(1)).shape:
                 x, rows = ours[short]
                 heads = heads_of(short, again.heads, again.kv_heads)
                 yield HeldPair(name, x.float().cpu(), due, rows, heads, allowed=allowed)

@@ -12,7 +12,7 @@ those of the published checkpoints; what a config.json says is read by whichever
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,9 +27,6 @@ from specscope.model.loader import Size
 from specscope.model.runner import AuxLayer, published_aux_layers
 from specscope.plans.kinds import FLAGS, SLIDING, flattened, layer_ids
 from specscope.whole_file import read_object
-
-PARTIAL = "partial_rotary_factor"
-ROPES = ("rope_parameters", "rope_scaling")  # where it may be told too
 
 
 @dataclass(frozen=True)
@@ -71,18 +68,6 @@ class HeadConfig:
         """For each decoder layer, how many positions a query looks back, including its own; None: all."""
         kinds, window = self.layer.get("layer_types") or [], self.layer.get("sliding_window")
         return tuple(window if SLIDING in kinds[i : i + 1] else None for i in range(self.layers))
-
-    @property
-    def head_size(self) -> int:
-        """Channels of a query head."""
-        return int(self.layer.get("head_dim") or self.width // int(self.layer["num_attention_heads"]))
-
-    @property
-    def turned(self) -> int:
-        """How many of a head's first channels are rotated by position; the others are not."""
-        ropes = (*(self.layer.get(name) for name in ROPES), self.layer)
-        given = (rope.get(PARTIAL) for rope in ropes if rope)
-        return int(self.head_size * next((share for share in given if share is not None), 1))
 
     @property
     def flags(self) -> dict[str, bool]:
@@ -173,7 +158,7 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
     size = sizes.head_dim or sizes.hidden_size // heads
     if size < 2 or size % 2 or heads % kv_heads:
         raise UserError(f"{none}: {heads} query and {kv_heads} key heads of {size}")
-    config = HeadConfig(
+    return HeadConfig(
         version=version,
         layer=layer,
         target_width=head_json.target_hidden_size or sizes.hidden_size,
@@ -182,13 +167,6 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
         mask_token=_mask_token(head_json, sizes.vocab_size, folder) if parallel else None,
         **flags,
     )
-    try:
-        turned = config.turned
-    except (TypeError, ValueError, OverflowError):
-        turned = 0
-    if not 2 <= turned <= size or turned % 2:
-        raise UserError(f"{none}: {PARTIAL} must leave an even number of the {size} channels of a head")
-    return config
 
 
 def _mask_token(head_json: HeadJson, vocab: int, folder: Path) -> int:
@@ -260,7 +238,7 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(joined, config.width, bias=config.version == 1 and bool(config.layer.get("bias", True)))
         self.midlayer = HeadLayer(llama, config.version)
         self.layers = nn.ModuleDict({str(i): HeadLayer(llama, 3, i) for i in range(1, config.layers)})
-        self.rotary = rotary_of(config)
+        self.rotary = LlamaRotaryEmbedding(llama)
         if config.version == 3:
             if config.norm_before_fc:
                 self.input_norm = LlamaRMSNorm(joined, llama.rms_norm_eps)
@@ -316,45 +294,6 @@ class EagleHead(nn.Module):
         normed = self.midlayer.hidden_norm(hidden)
         both = torch.cat([self.midlayer.input_layernorm(embedding), normed], dim=-1)
         return (normed if self.config.norm_before_residual else hidden), both
-
-
-class PartialRotary(nn.Module):
-    """The rotary tables of heads of which a part alone is turned: the rest is multiplied by 1.
-
-    Tables of [1, N, size] as of a whole head, whose halves are turned into each other: `in_halves` puts channels so.
-    """
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        plain = {name: rope for name in ROPES if isinstance(rope := config.layer.get(name), dict)}
-        plain = {name: {key: value for key, value in rope.items() if key != PARTIAL} for name, rope in plain.items()}
-        layer = {key: value for key, value in config.layer.items() if key != PARTIAL}
-        self.turning = LlamaRotaryEmbedding(
-            llama_config(replace(config, layer={**layer, **plain, "head_dim": config.turned}))
-        )
-        self.still = (config.head_size - config.turned) // 2
-
-    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions [1, N], in the dtype of x."""
-        cos, sin = (table.unflatten(-1, (2, -1)) for table in self.turning(x, positions))
-        cos, sin = nn.functional.pad(cos, (0, self.still), value=1.0), nn.functional.pad(sin, (0, self.still))
-        return cos.flatten(-2), sin.flatten(-2)
-
-
-def rotary_of(config: HeadConfig) -> nn.Module:
-    """What gives a head's rotary tables."""
-    return LlamaRotaryEmbedding(llama_config(config)) if config.turned == config.head_size else PartialRotary(config)
-
-
-def in_halves(config: HeadConfig) -> Tensor:
-    """int64 [head size] the published channel of each of our own, where pairs that are turned lie half a head apart.
-
-    Where all are turned that is how heads are published. Queries and keys are put in another order alike, so that
-    their products are the same.
-    """
-    half, still = config.turned // 2, (config.head_size - config.turned) // 2
-    first, second, *rest = torch.arange(config.head_size).split([half, half, still, still])
-    return torch.cat([first, rest[0], second, rest[1]])
 
 
 def llama_config(config: HeadConfig) -> LlamaConfig:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specscope.errors import UserError, first_line
 from specscope.model.attention import Variant
@@ -20,7 +21,7 @@ from specscope.model.batch import Batch, Segment
 from specscope.model.fast.decoder import FusedLayer, Rotary, fuse_norms
 from specscope.model.fast.linear import PackedLinear, compiled_rows, may_pack, same_numbers
 from specscope.model.graphs import Graphs
-from specscope.model.heads.eagle_head import EagleHead, in_halves, read_config, rotary_of
+from specscope.model.heads.eagle_head import EagleHead, llama_config, read_config
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
 from specscope.model.loader import LoadedModel, check_numbers, quick_meta
 from specscope.model.places import Backend, head_place
@@ -28,7 +29,6 @@ from specscope.plans.kinds import WEIGHTS, head_kind, weight_files
 
 EMBEDDING = "embed_tokens.weight"
 MASK_HIDDEN = "mask_hidden"
-TURNED = tuple(f"self_attn.{part}_proj.{kind}" for part in "qk" for kind in ("weight", "bias"))  # by position
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
@@ -63,7 +63,7 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     _fill(head, tensors, path)
     del head.rotary
     head = head.to(target.device, target.dtype).eval().requires_grad_(False)
-    head.rotary = rotary_of(config).to(target.device)  # its frequencies stay float32
+    head.rotary = LlamaRotaryEmbedding(llama_config(config)).to(target.device)  # its frequencies stay float32
     output = head.lm_head if version == 3 else target.output
     return LoadedHead(head, embedding_of(own, target), output, path.resolve().name)
 
@@ -135,17 +135,7 @@ def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
     if "t2d" in wanted and "t2d" not in tensors:
         drafted = tensors["d2t"].long() + torch.arange(head.config.draft_vocab)
         tensors["t2d"] = torch.zeros(head.config.vocab, dtype=torch.bool).index_fill_(0, drafted, True)
-    order = in_halves(head.config)
-    ours = {name: _ordered(name, tensors[name], order) for name in wanted}
-    head.load_state_dict({name: ours[name].to(tensor.dtype) for name, tensor in wanted.items()}, assign=True)
-
-
-def _ordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
-    """Reorder the channels of each head in the projections of queries and keys; leave other tensors as they are."""
-    if not name.endswith(TURNED) or torch.equal(order, torch.arange(len(order))):
-        return tensor
-    ordered: Tensor = tensor.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
-    return ordered
+    head.load_state_dict({name: tensors[name].to(tensor.dtype) for name, tensor in wanted.items()}, assign=True)
 
 
 def check_tensors(
@@ -173,41 +163,29 @@ def check_tensors(
 def _check_maps(tensors: Mapping[str, Tensor], size: int, vocab: int, path: Path) -> None:
     """Refuse d2t and t2d unless they agree on which of the target's tokens each of `size` draft tokens is."""
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
-    wrong = ""
-    if d2t is not None and (d2t.dtype not in INTEGERS or d2t.shape != (size,)):
-        wrong = f"d2t in {path} is {_kind(d2t)}: it must be whole numbers, [{size}], one per draft token"
-    elif d2t is not None:
-        tokens = d2t.long() + torch.arange(size)
-        if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
-            wrong = f"d2t in {path} contains tokens outside the target's vocabulary"
-        elif len(tokens.unique()) != len(tokens):
-            wrong = f"d2t in {path} gives two draft tokens the same token of the target"
-        elif size == vocab and bool(d2t.any()):
-            wrong = f"d2t in {path} must be zeros: the vocabulary is not reduced"
-    if not wrong and t2d is not None:
-        if t2d.dtype not in (torch.bool, *INTEGERS) or t2d.shape != (vocab,):
-            wrong = f"t2d in {path} is {_kind(t2d)}: it must be true or false, [{vocab}]"
-        elif d2t is not None and not torch.equal(t2d.bool().nonzero()[:, 0], tokens.sort().values):
-            wrong = f"t2d in {path} and d2t name different tokens"
-    if wrong:
-        raise UserError(wrong)
+    tokens = torch.arange(size)
+    if d2t is not None:
+        if d2t.dtype not in INTEGERS or d2t.shape != (size,):
+            raise UserError(f"d2t in {path} is {_kind(d2t)}: it must be whole numbers, [{size}], one per draft token")
+        tokens = tokens + d2t.long()
+        inside = 0 <= int(tokens.min()) <= int(tokens.max()) < vocab
+        if not inside or len(tokens.unique()) != size or (size == vocab and bool(d2t.any())):
+            raise UserError(f"d2t in {path} must give each of {size} draft tokens another one of the target's {vocab}")
+    if t2d is not None and (t2d.shape != (vocab,) or not torch.equal(t2d.nonzero()[:, 0], tokens.sort().values)):
+        raise UserError(f"t2d in {path} is {_kind(t2d)}: it must be true, [{vocab}], at the tokens that d2t names")
 
 
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def published_tensors(head: EagleHead) -> dict[str, Tensor]:
-    """A head's tensors as they are published, by the authors' names: channels in the order of the checkpoint."""
-    order = in_halves(head.config).argsort()
-    return {name: _ordered(name, x, order) for name, x in head.state_dict().items()}
-
-
 def save_head(head: EagleHead, folder: Path) -> None:
     """Write a head, but for P-EAGLE's, as the EAGLE-3 authors publish theirs, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
-    published = published_tensors(head).items()
-    tensors = {name: (x.bfloat16() if x.is_floating_point() else x).contiguous().clone() for name, x in published}
+    tensors = {
+        name: (x.bfloat16() if x.is_floating_point() else x).contiguous().clone()
+        for name, x in head.state_dict().items()
+    }
     save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
     told = {**head.config.to_dict(), "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(told, indent=2) + "\n")

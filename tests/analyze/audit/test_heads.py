@@ -19,7 +19,6 @@ LEFT_OUT = {
     "norm_before_fc": lambda patch, engine: patch.setattr(EagleHead, "before_fc", lambda head, features: features),
     "fc_norm": lambda patch, engine: patch.setattr(EagleHead, "before_fc", lambda head, features: features),
     "sliding": lambda patch, engine: wide(engine.drafter.runner),
-    "partial rotary": lambda patch, engine: still(engine.drafter.runner),
 }
 
 
@@ -27,11 +26,6 @@ def wide(runner):
     """No layer's window is heeded."""
     for layer in (runner.layer, *runner.further):
         object.__setattr__(layer.variant, "window", None)
-
-
-def still(runner):
-    """Nothing is turned."""
-    runner._turns[:, 0], runner._turns[:, 1] = 1, 0
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -64,7 +64,6 @@ def random_heads(folder):
         "eagle 1": (write_head(folder / "1", head_tensors(version=1)), "[(0,), (1,), (0, 0), (1, 0)]"),
         "eagle 3.1": (write_head(folder / "31", head_tensors() | norms, fc_norm=True, norm_output=True), "3"),
         "window": (write_head(folder / "w", head_tensors(layers=2), **window), "3"),
-        "partial": (write_head(folder / "t", head_tensors(), partial_rotary_factor=0.5), "3"),
     }
     return {name: {"drafter": "eagle", "draft_model": str(head), "tree": tree} for name, (head, tree) in heads.items()}
 
@@ -239,7 +238,6 @@ PLANTED = [
     Planted("fed back before the norm", "eagle 3.1", not_normed, "fed back"),
     Planted("feature first", "eagle 1", features_first, "fc"),
     Planted("second layer's window", "window", narrow_window, "layers.1.self_attn.scores", "11"),
-    Planted("scale of half-turned heads", "partial", scaled_attention, SCORES, "0.577"),
     # Draft models
     Planted("no attention head in layer 1", "model chain", no_head_in(1), "layers.1.self_attn.attention", "head 1"),
     Planted("positions below the root", "model tree", nodes_one_further, "positions", "+1"),
@@ -265,7 +263,7 @@ def test_a_fault_is_located_at_its_operation(fault, captures):
 
 
 HEALTHY = ["eagle chain", "eagle tree", "eagle dynamic", "model chain", "model tree", "model dynamic", "early tree"]
-HEALTHY += ["eagle 1", "eagle 3.1", "window", "partial"]
+HEALTHY += ["eagle 1", "eagle 3.1", "window"]
 
 
 @pytest.mark.parametrize("params", [{}, WARM], ids=["greedy", "warm"])

@@ -48,7 +48,6 @@ class BlockHead(Head):
             state = torch.load(folder / dflash.MASK_FILE, "cpu", weights_only=True)
             self.mask_row = (state["embedding"] if isinstance(state, dict) else state).reshape(-1).float()
         self.heads = int(config["num_attention_heads"])
-        self.turned = self.size
         base = {"rope_theta": config.get("rope_theta") or 1e6, "head_dim": self.size}
         told = ("rope_scaling", "rope_parameters", "max_position_embeddings", "hidden_size", "num_attention_heads")
         self.rotary = Qwen3RotaryEmbedding(

@@ -23,8 +23,7 @@ from specscope.trace.record.tree import ROOT
 from specscope.whole_file import read_object
 
 STEPS = 64  # steps whose trees are run together
-PARTIAL = "partial_rotary_factor"
-LEFT_OUT = ("architectures", "torch_dtype", "dtype", "layer_types", PARTIAL)
+LEFT_OUT = ("architectures", "torch_dtype", "dtype", "layer_types")
 CHUNK = 512  # rows of the text that are run together
 KV = tuple[Tensor, Tensor, Tensor]  # keys, rotated, and values of one layer, [rows, KV heads, size] each; positions
 # What an operation gave, by its name: [rows, ...], or [rows, heads, keys] for the logarithms of attention's weights
@@ -76,10 +75,8 @@ class Head:
         self.names = ["midlayer", *(f"layers.{i}" for i in further)]  # of its layers
         self._take_vocabulary(target, self.weights["lm_head.weight"] if self.three else None)
         self.heads = int(self.config["num_attention_heads"])
-        inside = (self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}).get(PARTIAL)
-        share = float(inside or self.config.get(PARTIAL) or 1)
-        self.turned = int(self.size * share)  # how many of a head's channels are rotated by position, the first
-        config = LlamaConfig.from_dict(_llama(self.config, self.turned))
+        layer = {key: value for key, value in self.config.items() if key not in LEFT_OUT}
+        config = LlamaConfig.from_dict({**layer, "num_hidden_layers": 1, "head_dim": self.size})
         self.eps = float(config.rms_norm_eps)
         self.rotary: Any = LlamaRotaryEmbedding(config)
         self.act = ACT2FN[config.hidden_act]
@@ -223,10 +220,8 @@ class Head:
         return self._turn_by(x, cos, sin)
 
     def _turn_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate the first channels of each head; the others stay."""
-        part, half = x[..., : self.turned], self.turned // 2
-        turned = part * cos + torch.cat([-part[..., half:], part[..., :half]], dim=-1) * sin
-        return torch.cat([turned, x[..., self.turned :]], dim=-1)
+        half = self.size // 2
+        return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> Iterator[tuple[list[Ask], Tensor]]:
@@ -329,16 +324,6 @@ def _read(folder: Path) -> dict[str, Tensor]:
             name = "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
             tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
     return tensors
-
-
-def _llama(config: dict[str, Any], turned: int) -> dict[str, Any]:
-    """A config for a layer whose heads are only the rotated channels."""
-
-    def kept(values: dict[str, Any]) -> dict[str, Any]:
-        both = ((key, kept(value) if isinstance(value, dict) else value) for key, value in values.items())
-        return {key: value for key, value in both if key not in LEFT_OUT}
-
-    return {**kept(config), "num_hidden_layers": 1, "head_dim": turned}
 
 
 def _layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:

@@ -187,7 +187,7 @@ class MovedHead(Head):
             self.mistake = RIGHT
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        places, half = self.mistake.turned(positions, self.prompt, self._drafted), self.turned // 2
+        places, half = self.mistake.turned(positions, self.prompt, self._drafted), self.size // 2
         if self.mistake.base == 1:
             turned = super()._turn(x, places)
         else:
