@@ -136,14 +136,14 @@ def _torch() -> Iterator[Examined]:
 
 def _fast_paths() -> Iterator[Examined]:
     """Which fast paths this CPU uses, and why it cannot use the others. Each is tried."""
-    from specscope.model.fast.linear import FUSE, PATHS, VARIABLE, disabled, failure, has_bfloat16
+    from specscope.model.fast.linear import DTYPES, FUSE, PATHS, VARIABLE, disabled, failure, has_bfloat16
 
     dtype = "bfloat16" if has_bfloat16() else "float32 (the CPU has no bfloat16 arithmetic)"
     yield Examined("dtype", True, f"auto is {dtype}")
     off = disabled()
-    for path in PATHS:
-        reason = f"disabled by {VARIABLE}" if path.name in off else failure(path)
-        text = f"{path.name} for {str(path.dtype).removeprefix('torch.')}"
+    for path, kind in ((path, kind) for path in PATHS for kind in DTYPES):
+        reason = f"disabled by {VARIABLE}" if path in off else failure(path, kind)
+        text = f"{path} for {str(kind).removeprefix('torch.')}"
         yield Examined("fast path", reason is None, text + (f": {reason}" if reason else ""), needed=False)
     text = f"{FUSE}: disabled by {VARIABLE}" if FUSE in off else FUSE
     yield Examined("fast path", FUSE not in off, text, needed=False)

@@ -19,9 +19,9 @@ from specscope.engine.request import Turn
 from specscope.errors import UserError
 from specscope.live.again import run_again
 from specscope.speculate.allowed import Allowed, mask_
-from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import LogitRows, TokenCounts, probabilities, scaled
-from specscope.speculate.verify.distribution import Chosen, DrafterRow, Left, rejected
+from specscope.speculate.drafters.base import Draft
+from specscope.speculate.sampling import LogitRows, scaled, softmax_
+from specscope.speculate.verify.distribution import Chosen, Left, rejected
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.history.place import ratios
 from specscope.trace.record.params import SamplingParams
@@ -48,11 +48,6 @@ class PartTensors:
     computed: bool  # whether it was computed again
     notes: tuple[str, ...] = ()
     allowed: Allowed | None = None  # what might follow, where not every token might
-
-    @property
-    def counts(self) -> TokenCounts:
-        """The token counts that penalties are based on."""
-        return Context(self.request, self.tokens, self.prompt_len, self.params).counts
 
     def limits(self, node: int) -> Ints | None:
         """int32 [1, V / 32] what might follow a node, a bit for each token; None where all might."""
@@ -152,9 +147,9 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     if isinstance(p, Chosen):
         chosen[p.token] = 1
     row = seen.draft.row(path)
-    draft = None if row is None else row.full()
+    draft = None if row is None else row.full()[0]
     q = seen.draft.q.get(above)
-    moved = LogitRows(logits[None], seen.params, seen.counts, [path]).shaped()
+    moved = LogitRows(logits[None], seen.params, seen.tokens, seen.prompt_len, [path]).shaped()
     limits = seen.limits(above)
     refused = () if limits is None or not limits.any() else (_refused(moved[0], limits, seen.params),)
     moved = (moved if limits is None else mask_(moved.clone(), limits))[0]
@@ -182,14 +177,14 @@ def _array(row: Tensor) -> Probs:
 def _target(seen: PartTensors, node: int) -> Left:
     """The target's distribution below a node, as it is sampled from."""
     logits = seen.logits[node + 1 : node + 2]
-    return LogitRows(logits, seen.params, seen.counts, [seen.path(node)], seen.limits(node)).distributions()[0]
+    told = (seen.tokens, seen.prompt_len, [seen.path(node)], seen.limits(node))
+    return LogitRows(logits, seen.params, *told).distributions()[0]
 
 
 def _left(seen: PartTensors, above: int, p: Left) -> Left:
     """p less what rejected children took, by the step's rule: what the final token was drawn from."""
     tree, verdict = seen.draft.tree, seen.verdict
-    drawn_from = None if verdict is not None and verdict.rule == MATCH else seen.draft.q.get(above)
-    q = None if drawn_from is None else DrafterRow(drawn_from)
+    q = None if verdict is not None and verdict.rule == MATCH else seen.draft.q.get(above)
     ahead = ratios(tree, verdict).parent if verdict is not None and looks_ahead(verdict.rule) else None
     for child in tree.children(above):
         drawn, scale = tree.drawn[child], 1.0 if ahead is None or q is None else float(ahead[child])
@@ -239,7 +234,7 @@ def _removed(logits: Tensor, params: SamplingParams) -> Iterator[Removed]:
         (f"top-k {params.top_k}", {"min_p": params.min_p, "top_k": params.top_k}),
         (f"top-p {params.top_p}", {"min_p": params.min_p, "top_k": params.top_k, "top_p": params.top_p}),
     ):
-        passing = probabilities(rows, SamplingParams(temperature=params.temperature, **rules))[0] > 0  # type: ignore[arg-type]
+        passing = softmax_(rows.clone(), SamplingParams(temperature=params.temperature, **rules))[0] > 0  # type: ignore[arg-type]
         gone = left & ~passing
         if bool(gone.any()):
             yield Removed(name, int(gone.sum()), float(whole[gone].sum()))

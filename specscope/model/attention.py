@@ -107,31 +107,20 @@ def specscope_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    *,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    batch: Batch,
-    pages: KVCache,
-    variants: dict[int, Variant] | None = None,
-    **kwargs: Any,  # noqa: ANN401
+    **named: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
     """What transformers calls in every layer. query [1, H, N, D], key and value [1, Hkv, N, D].
 
-    Writes the new keys and values into `pages`, then attends. Returns [1, N, H, E]. Where `variants` is given, the
-    layer's is put into it, for those who go on without transformers.
+    Writes the new keys and values into `pages`, then attends over those of the `batch`. Returns [1, N, H, E]. Where
+    `variants` is given, the layer's is put into it, for those who go on without transformers.
     """
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    variant = Variant(scale, sliding_window, softcap, s_aux)
-    if variants is not None:
-        variants[layer] = variant
+    layer, batch, pages = int(module.layer_idx), named["batch"], named["pages"]  # type: ignore[arg-type]
+    scale = query.shape[-1] ** -0.5 if named.get("scaling") is None else named["scaling"]
+    variant = Variant(scale, *map(named.get, ("sliding_window", "softcap", "s_aux")))
+    if named.get("variants") is not None:
+        named["variants"][layer] = variant
     pages.write(layer, batch.slots, key[0], value[0])
     return paged_attention(query[0].transpose(0, 1), layer, pages, batch, variant)[None], None
 
 
-def register() -> None:
-    """Make `attn_implementation="specscope"` known to transformers."""
-    AttentionInterface.register(BACKEND, specscope_attention)
+AttentionInterface.register(BACKEND, specscope_attention)  # for `attn_implementation="specscope"`

@@ -74,7 +74,6 @@ class Segment:
 
     @property
     def part(self) -> Part:
-        """As the kernels take it."""
         return Part(self.table.blocks, self.context, self.positions, self.mask)
 
 

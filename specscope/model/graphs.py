@@ -1,10 +1,9 @@
 """Forward passes of fixed shapes, captured once and replayed: what a CUDA graph asks of a ragged batch.
 
-A launch costs a GPU's host some microseconds, and a step of a small batch has hundreds. A graph holds them all, but
-with the addresses and sizes that they had when it was captured. So a batch is padded to a shape that was captured, and
-copied to where that graph reads: each sequence is given the shape's rows, and sequences that are not there stand on the
-cache's spare block. A row of padding sees the sequence's context and itself, its keys and values go behind the
-sequence's own or to the spare block, and the result is not read.
+A graph holds all launches of a pass, with the addresses and sizes that they had when it was captured. So a batch is
+padded to a shape that was captured, and copied to where that graph reads: each sequence is given the shape's rows, and
+sequences that are not there stand on the cache's spare block. A row of padding sees the sequence's context and itself,
+its keys and values go behind the sequence's own or to the spare block, and the result is not read.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class Graphs:
         self._outputs: Outputs = ()  # of the largest shape; those of the others are copied to their first rows
 
     def __len__(self) -> int:
-        """How many shapes were captured."""
         return len(self._captured)
 
     def capture(

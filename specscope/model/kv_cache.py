@@ -45,7 +45,6 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Free blocks."""
         return len(self._free)
 
     @property
@@ -76,7 +75,6 @@ class BlockPool:
         return index if free and free[0] == first and len(free) == count and free[-1] == first + count - 1 else None
 
     def share(self, block: int) -> None:
-        """Hold a block once more."""
         assert self.refs[block] > 0, "a free block was shared"
         self.refs[block] += 1
 
@@ -143,7 +141,6 @@ class KVCache:
 
     @staticmethod
     def block_bytes(layers: list[LayerShape], dtype: torch.dtype) -> int:
-        """Bytes of one block over all layers."""
         return BLOCK_SIZE * dtype.itemsize * sum(shape.width for shape in layers)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
@@ -169,7 +166,9 @@ class KVCache:
         fresh = self.pool.take(len(shared) + missing, table.blocks[-1] if table.blocks else None)
         for index in shared:
             block = fresh.pop(0)
-            self._copy_block(table.blocks[index], block)
+            a, b = table.blocks[index] * BLOCK_SIZE, block * BLOCK_SIZE
+            for store in self.stores:
+                store[:, :, b : b + BLOCK_SIZE] = store[:, :, a : a + BLOCK_SIZE]
             self.pool.drop(table.blocks[index])
             table.blocks[index] = block
         table.blocks += fresh
@@ -195,12 +194,6 @@ class KVCache:
         src, dst = (put(np.concatenate(part), self.device) for part in zip(*paths, strict=True))
         for store in self.stores:
             store.index_copy_(2, dst, store.index_select(2, src))
-
-    def _copy_block(self, source: int, target: int) -> None:
-        a, b = source * BLOCK_SIZE, target * BLOCK_SIZE
-        for key, value in zip(self.key, self.value, strict=True):
-            for part in (key, value):
-                part[:, b : b + BLOCK_SIZE] = part[:, a : a + BLOCK_SIZE]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

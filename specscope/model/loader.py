@@ -20,7 +20,7 @@ from unittest.mock import patch
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn import functional, init
+from torch.nn import init
 
 from specscope.errors import UserError, first_line, not_loaded
 from specscope.model import attention
@@ -29,6 +29,7 @@ from specscope.model.fast.decoder import fuse
 from specscope.model.fast.linear import has_bfloat16, must_compile
 from specscope.model.kv_cache import BlockTable, LayerShape
 from specscope.model.places import NAME, bundled_model, check_device, hub_arguments, hush, model_place
+from specscope.plans.kinds import modules_in
 from specscope.whole_file import read_object
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -55,30 +56,23 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device computes in it, float32 elsewhere. Raises UserError for what it cannot do."""
+    """`auto` is bfloat16 where the device computes in it, float32 elsewhere. Raises UserError for what is none."""
     if name == "auto":
         cuda = device.type == "cuda"
         fast = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else has_bfloat16()
         return torch.bfloat16 if fast else torch.float32
     if name not in DTYPES:
         raise UserError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
-    try:  # to multiply and attend once, on small tensors
-        x = torch.ones(1, 1, 16, 16, dtype=DTYPES[name], device=device)
-        functional.scaled_dot_product_attention(functional.linear(x, x[0, 0]), x, x)
-    except (RuntimeError, NotImplementedError) as error:
-        why = f"the device {device} does not support it ({first_line(error)})"
-        raise UserError(f"--dtype {name}: {why}: use --dtype float32") from error
     return DTYPES[name]
 
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**27)]
-Layers = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
 class ModelSizes(msgspec.Struct):
     """What most config.json call alike. Some families give one number a layer, and some leave one out."""
 
-    num_hidden_layers: Layers | None = None
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
     hidden_size: Size | None = None
     vocab_size: Size | None = None
     intermediate_size: Size | list[Size] | None = None
@@ -99,30 +93,20 @@ def check_config(folder: Path) -> None:
             raise UserError(f"{folder}/config.json is not usable: {error}") from None
 
 
-def mtp_modules(config: Any) -> int:  # noqa: ANN401
-    """How many next-token modules (MTP) a transformers config says that its checkpoint has."""
-    names, text = ("num_mtp_layers", "num_nextn_predict_layers"), config.get_text_config()
-    return next((int(count) for name in names if (count := getattr(text, name, None))), 0)
-
-
 def check_names(info: Mapping[str, Any], model: str, name: str, layers: int | None) -> None:
     """Refuse a checkpoint that lacks weights or has others than its model; `info` is transformers' loading info.
 
     `layers`: only so many were asked for, and the file may hold the rest, or next-token modules behind them.
     """
     missing = sorted(info["missing_keys"])
-    extra = sorted(key for key in info["unexpected_keys"] if layers is None or not _is_beyond(key, layers))
+    number = {key: re.search(r"\.(\d+)\.", key) for key in info["unexpected_keys"]}  # of its layer
+    extra = sorted(key for key, found in number.items() if layers is None or not found or int(found[1]) < layers)
     wrong = sorted(info["mismatched_keys"])
     faults = [f"lacks {_some(missing)}"] if missing else []
     faults += [f"has {_some(extra)}, which this kind of model lacks"] if extra else []
     faults += [f"holds {key} as {list(held)} instead of {list(expected)}" for key, held, expected in wrong[:1]]
     if faults:
         raise UserError(f"cannot load {name}: its config says {model}, but the checkpoint " + "; ".join(faults))
-
-
-def _is_beyond(key: str, layers: int) -> bool:
-    number = re.search(r"\.(\d+)\.", key)
-    return number is not None and int(number[1]) >= layers
 
 
 def _some(keys: list[str]) -> str:
@@ -172,7 +156,6 @@ class LoadedModel:
 
     @property
     def width(self) -> int:
-        """Width of a hidden state."""
         return int(self.embedding.weight.shape[1])
 
 
@@ -220,7 +203,7 @@ def load_model(
             model, info = read()
     except Exception as error:
         raise not_loaded(name, error) from error
-    if layers is None and mtp_modules(model.config):  # whose modules lie behind the last layer
+    if layers is None and modules_in(model.config.get_text_config().to_dict()):  # behind the last layer
         layers = int(model.config.get_text_config().num_hidden_layers)
     check_names(info, type(model).__name__, name, layers)
     check_numbers(model.named_parameters(), name)
@@ -233,7 +216,6 @@ def load_model(
 
 def adopt(model: Any, name: str, folder: Path | None = None) -> LoadedModel:  # noqa: ANN401
     """Make a transformers model ready for the paged cache: its attention replaced, its layers probed."""
-    attention.register()
     layers = probe(model, name)
     fuse(model, layers)
     config = model.config.get_text_config()
@@ -251,12 +233,12 @@ def adopt(model: Any, name: str, folder: Path | None = None) -> LoadedModel:  # 
     )
 
 
-def load_tokenizer(target: str | None, progress: Callable[[str], None] = lambda _: None) -> Any:  # noqa: ANN401
+def load_tokenizer(target: str | None) -> Any:  # noqa: ANN401
     """The tokenizer that belongs to a --target. Raises UserError where there is none."""
     from transformers import AutoTokenizer
 
     hush()
-    source, extra, name = find_model(target, progress)
+    source, extra, name = find_model(target, lambda _: None)
     extra.pop("quantization_config", None)
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **extra)

@@ -61,31 +61,22 @@ def on_disk(target: str | None) -> Path | None:
     """Where the model that a --target names lies on this machine; None where it does not. Nothing is fetched."""
     if target is None:
         return converted_folder()
-    try:
-        place = model_place(target)
-    except UserError:
-        return None
-    if place is not None:
-        return place
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
     try:
-        config = try_to_load_from_cache(target, "config.json")
-    except HFValidationError:
+        place = model_place(target) or try_to_load_from_cache(target, "config.json")
+    except (UserError, ValueError):  # no such folder, or no name that the hub takes
         return None
-    return Path(config).parent if isinstance(config, str) else None
+    return Path(place).parent if isinstance(place, str) else place if isinstance(place, Path) else None
 
 
 def config_of(target: str | None) -> dict[str, Any]:
     """What the config.json of a --target says of its text; {} where it is not on this machine, or cannot be read."""
     place = on_disk(target)
-    if place is None or not place.is_dir():
-        return {}
     try:
-        raw = read_object(place / "config.json")
+        raw = read_object(place / "config.json") if place is not None and place.is_dir() else {}
     except UserError:  # the loader says what is wrong with it
-        return {}
+        raw = {}
     text = raw.get("text_config", raw)
     return text if isinstance(text, dict) else {}
 
@@ -147,46 +138,36 @@ def hub_arguments(name: str) -> dict[str, Any]:
 
     Without a network the cache is used. The library would retry each file six times, for a minute.
     """
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     try:
         cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError as error:
         raise UserError(f"cannot load {name}: {first_line(error)}") from None
-    missing = f"cannot load {name}: it is not a folder, is not in the cache, and"
-    if constants.is_offline_mode():
-        if not cached:
-            raise UserError(f"{missing} HF_HUB_OFFLINE is set")
-        return {}  # the library uses the cache alone
-    problem = _unreachable(constants.ENDPOINT, int(time.monotonic() // 60))
-    if problem is not None:
-        if not cached:
-            raise UserError(f"{missing} {constants.ENDPOINT} cannot be reached ({problem})")
-        return {"local_files_only": True}
-    if not cached:
-        try:
-            get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=LIMIT)
-        except HfHubHTTPError as error:
-            if error.response is not None and error.response.status_code in (401, 403, 404):
-                raise UserError(f"cannot load {name}: {first_line(error)}") from None
-    return {}
+    problem = "HF_HUB_OFFLINE is set"
+    if not constants.is_offline_mode():
+        why = _unreachable(constants.ENDPOINT, int(time.monotonic() // 60))
+        problem = why and f"{constants.ENDPOINT} cannot be reached ({why})"
+    if problem and not cached:
+        raise UserError(f"cannot load {name}: it is not a folder, is not in the cache, and {problem}")
+    return {"local_files_only": True} if problem else {}
 
 
 @functools.cache
-def _unreachable(endpoint: str, minute: int) -> str | None:
-    """Why the hub does not answer; None where it does, whatever it says. Asked once a minute.
+def _unreachable(endpoint: str, minute: int) -> str:
+    """Why the hub does not answer; "" where it does, whatever it says. Asked once a minute.
 
     In a thread of its own: looking up a name can hang for longer than any limit that a request takes.
     """
     from huggingface_hub import get_session
 
-    why: list[str | None] = []
+    why: list[str] = []
 
     def ask() -> None:
         try:
             get_session().head(endpoint, timeout=LIMIT)
-            why.append(None)
+            why.append("")
         except Exception as error:
             why.append(first_line(error))
 
@@ -238,10 +219,7 @@ def converted_folder() -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    try:
-        return (folder / "config.json").is_file()
-    except OSError:
-        return False
+    return os.path.isfile(folder / "config.json")  # False too where it may not be looked at
 
 
 def bundled_model(progress: Callable[[str], None]) -> Path:

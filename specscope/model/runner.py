@@ -6,6 +6,7 @@ A target also tells its drafter hidden states at chosen places of its layers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -28,8 +29,7 @@ def published_aux_layers(layers: int) -> tuple[int, int, int]:
     Li et al. 2025; the places are those of their modeling_llama_kv.py, and vLLM's and SGLang's default.
     """
     if layers < 6:
-        need = "EAGLE-3 takes features from three of them and needs at least 6"
-        raise UserError(f"the target has {layers} layers; {need}")
+        raise UserError(f"the target has {layers} layers; EAGLE-3 takes features from three and needs at least 6")
     return 2, layers // 2, layers - 3
 
 
@@ -48,20 +48,16 @@ class AuxHiddenStates:
         self._hooks = [
             base.register_forward_hook(lambda module, args, out: self._seen.update({"final": out[0][0]}))
             if aux_layer == "final"
-            else layers[aux_layer].register_forward_pre_hook(self._keeper(aux_layer), with_kwargs=True)
+            else layers[aux_layer].register_forward_pre_hook(partial(self._keep, aux_layer), with_kwargs=True)
             for aux_layer in set(aux_layers)
         ]
 
     def close(self) -> None:
-        """Take the hooks off the model."""
         for hook in self._hooks:
             hook.remove()
 
-    def _keeper(self, aux_layer: AuxLayer) -> Any:  # noqa: ANN401
-        def keep(layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self._seen[aux_layer] = (args[0] if args else named["hidden_states"])[0]
-
-        return keep
+    def _keep(self, aux_layer: AuxLayer, layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._seen[aux_layer] = (args[0] if args else named["hidden_states"])[0]
 
     def take(self) -> Tensor:
         """The last pass's features, [N, aux_layers * width], the aux layers side by side. They are not kept here."""
@@ -109,6 +105,10 @@ class ModelRunner:
             segment = Segment.of_tree(table, start, chunk, logits=False)
             _, features = self.forward_with_features([segment])
             yield start, features[0] if features else None
+
+    def beside(self, blocks: int) -> ModelRunner:
+        """One with a cache of its own, of so many blocks."""
+        return ModelRunner(self.loaded, blocks, backend=self.cache.backend)
 
     def close(self) -> None:
         """Leave the model as it was: another runner may share it."""

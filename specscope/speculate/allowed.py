@@ -30,12 +30,10 @@ class Allowed:
     ) -> None:
         """`vocabulary`: the width of the logits; `stops`: EOS and the request's stop tokens."""
         self.vocabulary, self.min_tokens, self.grammar = vocabulary, min_tokens, grammar
-        self._all = ones(vocabulary)
-        self._early = self._all.copy()  # what may come below min_tokens
-        bits = self._early.view(np.uint32)
-        for token in stops:
-            if token < vocabulary:
-                bits[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+        bits = np.ones(32 * width(vocabulary), np.bool_)
+        self._all = np.packbits(bits).view(np.int32)
+        bits[[token for token in stops if token < vocabulary]] = False
+        self._early = np.packbits(bits, bitorder="little").view(np.int32)  # what may come below min_tokens
 
     def rows(self, output: Sequence[int], paths: Sequence[Sequence[int]]) -> Ints | None:
         """int32 [n, V / 32] what may follow the output and each path; None where all may.
@@ -67,9 +65,9 @@ class Allowed:
         return ""
 
 
-def ones(vocabulary: int) -> Ints:
-    """A row that allows every token."""
-    return np.full((vocabulary + 31) // 32, -1, np.int32)
+def width(vocabulary: int) -> int:
+    """Numbers of a row: a bit for each token."""
+    return (vocabulary + 31) // 32
 
 
 def allows(row: Ints, token: int) -> bool:
@@ -87,28 +85,17 @@ def mask_(logits: Tensor, rows: Ints) -> Tensor:
 
     A row without any bit stays: nothing can be drawn from it that is kept, and it must not become NaN.
     """
-    dead = ~np.asarray(rows.any(axis=1))
-    if dead.any():
-        rows = np.where(dead[:, None], np.int32(-1), rows)
     refused = ~unpacked(np.ascontiguousarray(rows), logits.shape[1])
+    refused[~rows.any(axis=1)] = False
     return logits.masked_fill_(put(refused, logits.device), -torch.inf)
 
 
 class GrammarState:
     """A matcher behind an output, and for a while behind a path of drafted tokens after it. Of one thread at a time."""
 
-    def __init__(
-        self,
-        xgr: Any,  # noqa: ANN401
-        grammar: Any,  # noqa: ANN401
-        stops: Sequence[int],
-        vocabulary: int,
-        never: frozenset[int],
-    ) -> None:
-        """`stops`: the tokens that end the output where the grammar is complete; `never`: those without any text."""
-        self._matcher = xgr.GrammarMatcher(grammar, override_stop_tokens=list(stops))
-        self._vocabulary = vocabulary
-        self._never = never - set(stops)
+    def __init__(self, matcher: Any, vocabulary: int, never: frozenset[int]) -> None:  # noqa: ANN401
+        """`matcher`: xgrammar's; `never`: the tokens that are no text, and do not end the output either."""
+        self._matcher, self._vocabulary, self._never = matcher, vocabulary, never
         self._output: list[int] = []  # what the matcher has accepted of the output
         self._path: list[int] = []  # and of a path behind it
         self._rows: dict[tuple[int, ...], Ints] = {}  # what is allowed behind each path; of this output
@@ -116,20 +103,10 @@ class GrammarState:
 
     def follow(self, output: Sequence[int]) -> None:
         """Move to the end of this output, forward or back."""
-        wanted = list(output)
-        if wanted == self._output and not self.refused:
-            return
-        self._rollback_path(0)
-        self._rows.clear()
-        same = _common(self._output, wanted)
-        if same < len(self._output):
-            self._matcher.rollback(len(self._output) - same)
-            del self._output[same:]
-        for token in wanted[same:]:
-            if not self._accept(token):
-                break
-            self._output.append(token)
-        self.refused = len(self._output) < len(wanted)
+        if list(output) != self._output or self.refused:
+            self._rows.clear()
+            self._move(self._path, ())
+            self.refused = not self._move(self._output, output)
 
     def row(self, path: Sequence[int]) -> Ints:
         """What may follow the output and this path: a bit for each token, int32 [V / 32, rounded up].
@@ -138,35 +115,24 @@ class GrammarState:
         """
         key = tuple(path)
         if key not in self._rows:
-            rows = np.zeros((1, (self._vocabulary + 31) // 32), np.int32)
-            if self._go(key) and not self._matcher.is_terminated():  # where it is, filling would raise
-                self._matcher.fill_next_token_bitmask(rows, 0)
+            rows = np.zeros((1, width(self._vocabulary)), np.int32)
+            if not self.refused and self._move(self._path, key) and not self._matcher.is_terminated():
+                self._matcher.fill_next_token_bitmask(rows, 0)  # it would raise behind the end
             self._rows[key] = rows[0]
         return self._rows[key]
 
-    def _go(self, path: Sequence[int]) -> bool:
-        """Move to the end of a path; False where the grammar refuses one of its tokens."""
-        if self.refused:
-            return False
-        self._rollback_path(_common(self._path, path))
-        for token in path[len(self._path) :]:
-            if not self._accept(token):
+    def _move(self, accepted: list[int], wanted: Sequence[int]) -> bool:
+        """Roll back and accept, until `accepted`, the last that the matcher did, is what is wanted, or a beginning of
+        it: False where the grammar refuses a token. What xgrammar would warn of is not asked for.
+        """
+        pairs = enumerate(zip(accepted, wanted, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), min(len(accepted), len(wanted)))
+        if same < len(accepted):
+            self._matcher.rollback(len(accepted) - same)
+            del accepted[same:]
+        for token in wanted[same:]:
+            known = 0 <= token < self._vocabulary and token not in self._never
+            if not known or self._matcher.is_terminated() or not self._matcher.accept_token(token):
                 return False
-            self._path.append(token)
+            accepted.append(token)
         return True
-
-    def _accept(self, token: int) -> bool:
-        """False, and nothing changed, where the grammar refuses it. What xgrammar would warn of is not asked for."""
-        if token in self._never or not 0 <= token < self._vocabulary or self._matcher.is_terminated():
-            return False
-        return bool(self._matcher.accept_token(token))
-
-    def _rollback_path(self, length: int) -> None:
-        if len(self._path) > length:
-            self._matcher.rollback(len(self._path) - length)
-            del self._path[length:]
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the common beginning."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

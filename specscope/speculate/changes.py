@@ -26,7 +26,6 @@ class Changes:
     tokens: Mapping[int, int] = field(default_factory=dict)  # position: the final token of that step
 
     def describe(self) -> str:
-        """One line."""
         parts = [f"{name}={value}" for name, value in {**self.params, **self.engine}.items()]
         parts += [f"node {node} {'accepted' if yes else 'rejected'}" for (_, node), yes in self.outcomes.items()]
         parts += [f"coin of node {node} {coin}" for (_, node), coin in self.coins.items()]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -28,34 +28,21 @@ TINY = 2.0**-126  # the least temperature that float32 divides by
 
 
 @dataclass(frozen=True)
-class TokenCounts:
-    """The tokens of a prompt and an output."""
-
-    seen: frozenset[int] = frozenset()
-    output: Counter[int] = field(default_factory=Counter)  # how often each is in the output
-
-    @staticmethod
-    def of(prompt: Iterable[int], output: Iterable[int] = ()) -> TokenCounts:
-        """The counts of a prompt and an output."""
-        counts = Counter(output)
-        return TokenCounts(frozenset(prompt) | counts.keys(), counts)
-
-
-@dataclass(frozen=True)
 class LogitRows:
     """One request's rows of logits, and what shapes them."""
 
     logits: Tensor  # [n, V] of any float dtype; never changed
     params: SamplingParams
-    counts: TokenCounts = field(default_factory=TokenCounts)  # this and what follows only with penalties
+    tokens: Sequence[int] = ()  # of prompt and output: this and what follows only with penalties
+    prompt_len: int = 0
     paths: Sequence[Sequence[int]] = ()  # the drafted tokens on the way to each row
     allowed: Ints | None = None  # [n, V / 32] a bit for each token that may come (allowed.py); None: all may
 
     def shaped(self) -> Tensor:
         """After logit bias and penalties, float32 where there are any, minus infinity where a token may not come.
 
-        Repetition penalty counts prompt and output, presence and frequency the output alone; a row's output is what
-        `counts` counts, followed by its path.
+        Repetition penalty counts prompt and output, presence and frequency the output alone; a row's output is that of
+        `tokens`, followed by its path.
         """
         rows, params = self.logits, self.params
         if params.penalised or params.logit_bias or self.allowed is not None:
@@ -65,7 +52,7 @@ class LogitRows:
             tokens, values = np.array(list(bias), dtype=np.int64), np.array(list(bias.values()), dtype=np.float32)
             rows[:, put(tokens, rows.device)] += put(values, rows.device)
         if params.penalised:
-            _penalise_(rows, params, self.counts, self.paths)
+            _penalise_(rows, params, self.tokens, Counter(self.tokens[self.prompt_len :]), self.paths)
         return rows if self.allowed is None else mask_(rows, self.allowed)
 
     def distributions(self) -> list[Left]:
@@ -112,7 +99,7 @@ def all_probabilities(parts: Sequence[LogitRows]) -> Tensor:
         first = start
         for part, rows in group:
             scaled(rows, part.params.temperature, out[start : (start := start + len(rows))])
-        _softmax_(out[first:start], part.params)
+        softmax_(out[first:start], part.params)
     return out
 
 
@@ -134,17 +121,15 @@ def scaled(rows: Tensor, temperature: float, out: Tensor | None = None) -> Tenso
     return torch.div(rows, max(temperature, TINY), out=out)
 
 
-def probabilities(rows: Tensor, params: SamplingParams) -> Tensor:
-    """Softmax of [R, V] float32 logits after min-p, top-k and top-p; temperature is already in them."""
-    return _softmax_(rows.clone(), params)
+def softmax_(rows: Tensor, params: SamplingParams) -> Tensor:
+    """Softmax of [R, V] float32 logits, temperature in them, after min-p, top-k and top-p.
 
-
-def _softmax_(rows: Tensor, params: SamplingParams) -> Tensor:
-    """Softmax in place: fresh memory costs a processor more than the softmax does."""
+    In place: fresh memory costs a processor more than the softmax does.
+    """
     if params.min_p > 0:
         rows.masked_fill_(rows < rows.amax(-1, keepdim=True) + math.log(params.min_p), -torch.inf)
     if 0 < params.top_k < rows.shape[-1]:
-        rows.masked_fill_(rows < likeliest(rows, params.top_k)[0][:, -1:], -torch.inf)
+        rows.masked_fill_(rows < rows.topk(params.top_k).values[:, -1:], -torch.inf)
     if params.top_p < 1:
         rows.masked_fill_(_beyond_top_p(rows, params), -torch.inf)
     return torch.softmax(rows, -1, out=rows)
@@ -160,7 +145,7 @@ def _beyond_top_p(rows: Tensor, params: SamplingParams) -> Tensor:
 
 def _least_on_host(probs: Tensor, top_p: float, first: int) -> Tensor:
     """[R, 1] the last probability that top-p keeps; looked for among the `first` largest, then among more."""
-    least, lacks = _least_kept(likeliest(probs, first)[0], top_p)
+    least, lacks = _least_kept(probs.topk(first).values, top_p)
     if first < probs.shape[-1] and bool(lacks.any()):
         least[lacks] = _least_on_host(probs[lacks], top_p, min(first * WIDER, probs.shape[-1]))
     return least
@@ -173,13 +158,15 @@ def _least_kept(largest: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     return largest.gather(-1, last), mass[:, -1] < top_p
 
 
-def _penalise_(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths: Sequence[Sequence[int]]) -> None:
+def _penalise_(
+    rows: Tensor, params: SamplingParams, tokens: Sequence[int], output: Counter[int], paths: Sequence[Sequence[int]]
+) -> None:
     """Repetition (Keskar et al. 2019), then frequency and presence penalties, on rows [R, V] in place.
 
     What all rows have in common is done at once. The few tokens on a row's own path follow, from what they were.
     """
     on_paths = [
-        (row, token, counts.output[token] + times)  # how often it is in that row's output
+        (row, token, output[token] + times)  # how often it is in that row's output
         for row, path in enumerate(paths)
         for token, times in Counter(path).items()
     ]
@@ -187,10 +174,10 @@ def _penalise_(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths:
     values = _repetition(rows[row, token], params)
     values -= params.frequency_penalty * times.to(rows.dtype) + params.presence_penalty
     if params.repetition_penalty != 1:
-        seen = put(np.array([*counts.seen], np.int64), rows.device)
+        seen = put(np.array([*{*tokens}], np.int64), rows.device)
         rows[:, seen] = _repetition(rows[:, seen], params)
     if params.frequency_penalty or params.presence_penalty:
-        counted = np.array([*counts.output.items()], np.int64).reshape(-1, 2)
+        counted = np.array([*output.items()], np.int64).reshape(-1, 2)
         common, often = put(counted, rows.device).unbind(1)
         rows[:, common] -= params.frequency_penalty * often.to(rows.dtype) + params.presence_penalty
     rows[row, token] = values
@@ -198,9 +185,3 @@ def _penalise_(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths:
 
 def _repetition(values: Tensor, params: SamplingParams) -> Tensor:
     return torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-
-
-def likeliest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row of [R, V], falling, and their columns, int64: [R, count] each."""
-    top = rows.topk(count)
-    return top.values, top.indices

@@ -120,5 +120,5 @@ def test_what_reads_is_seen(monkeypatch):
     """The watch itself, by what only the host does."""
     row = torch.zeros(1, 600)
     with Reads(monkeypatch) as reads:
-        sampling.probabilities(row, SamplingParams(top_p=0.99))
+        sampling.softmax_(row, SamplingParams(top_p=0.99))
     assert reads.places() == {"sampling._least_on_host": 1}

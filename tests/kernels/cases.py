@@ -3,18 +3,20 @@
 A check takes the kernel's module, so that a changed copy of it can be given.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from specscope.kernels.tree_batch import BLOCK_SIZE, WITH_REPLACEMENT, FlatTrees, LayerShape, Part, TreeBatch
+from specscope.kernels.tree_batch import BLOCK_SIZE, LayerShape, TreeBatch
 from specscope.model.attention import Variant, paged_attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BlockTable, KVCache
-from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import host
-from specscope.speculate.verify.batch import BatchEvidence, VerifyBatch, judged_tree
+from specscope.speculate.verify.batch import BatchEvidence
 from specscope.trace.record.tree import DraftTree
 from tests.kernels import DEVICE
+from tests.speculate.verify.enumeration import batch_of_all, random_input
 
 # A sum of float32 products in another order, and the rounding of what comes out; half types round weights too.
 BOUND = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -33,29 +35,12 @@ def random_parents(rng, nodes):
     return np.array([rng.integers(-1, i) if i else -1 for i in range(nodes)], dtype=np.int32)
 
 
-def ancestry(parent):
-    """bool [n, n]: whether row i is, or descends from, column j."""
-    mask = np.eye(len(parent), dtype=np.bool_)
-    for i, above in enumerate(parent):
-        if above >= 0:
-            mask[i] |= mask[above]
-    return mask
-
-
 def part(rng, context, pending, nodes, fed, blocks):
     """Causal rows and a tree behind them; of the window only the last `fed` rows are fed."""
-    parent = random_parents(rng, nodes)
-    depth = np.zeros(nodes, dtype=np.int64)
-    for i, above in enumerate(parent):
-        depth[i] = 1 + (depth[above] if above >= 0 else 0)
-    window = pending + nodes
-    mask = np.zeros((window, window), dtype=np.bool_)
-    mask[:pending, :pending] = np.tri(pending, dtype=np.bool_)
-    mask[pending:, :pending] = True
-    mask[pending:, pending:] = ancestry(parent)
-    positions = np.concatenate([context + np.arange(pending), context + pending - 1 + depth]).astype(np.int64)
-    own = [blocks.pop() for _ in range(-(-(context + window) // BLOCK_SIZE))]
-    return Part(own, context, positions, mask[-fed:])
+    tree = DraftTree.build([0] * nodes, random_parents(rng, nodes))
+    own = [blocks.pop() for _ in range(-(-(context + pending + nodes) // BLOCK_SIZE))]
+    whole = Segment.of_tree(BlockTable(own), context, [0] * pending, tree, logits=True).part
+    return replace(whole, mask=whole.mask[-fed:])
 
 
 def random_parts(rng, most_context, most_nodes, requests):
@@ -119,41 +104,9 @@ def random_batch(rng, vocabulary, requests, most_nodes, drawn, *, greedy=0.0, fo
 
     `greedy` and `forced`: shares of the trees of which only choices are known, of the outcomes and final tokens given.
     """
-    trees, q_rows, p, choices = [], [], [], []
-    for _ in range(requests):
-        nodes = int(rng.integers(0, most_nodes + 1))
-        parent = random_parents(rng, nodes)
-        token, q = np.zeros(nodes, dtype=np.int32), {}
-        choice = rng.integers(0, vocabulary, nodes + 1)
-        for above in range(-1, nodes):
-            children = np.flatnonzero(parent == above)
-            while len(children) > vocabulary // 2:  # no node has more children than there are tokens to draw
-                parent[children[-1]], children = children[-2], children[:-1]
-            if not len(children):
-                continue
-            own = rng.dirichlet(np.full(vocabulary, rng.choice([0.3, 1.0])))
-            own = np.maximum(own, 1e-9) / np.maximum(own, 1e-9).sum()
-            token[children] = rng.choice(vocabulary, len(children), replace=drawn == WITH_REPLACEMENT, p=own)
-            choice[above + 1] = rng.choice([choice[above + 1], rng.choice(token[children])])
-            if drawn:
-                q[above] = float32(own)
-        given = {node: bool(rng.integers(2)) for node in range(nodes) if rng.random() < forced}
-        final = int(rng.integers(0, vocabulary)) if rng.random() < forced else None
-        one_hot = bool(rng.random() < greedy)
-        tree = DraftTree.build(token, parent, drawn=drawn)
-        how = {"greedy": one_hot, "forced": given, "final": final}
-        trees.append(judged_tree(tree, q, rng.random(nodes + 1), q_rows, **how))
-        if one_hot:
-            choices.extend(choice)
-        else:
-            p.append(rng.dirichlet(np.full(vocabulary, rng.choice([0.2, 1.0])), nodes + 1))
-    rows = float32(np.concatenate(p)) if p else torch.zeros(0, vocabulary, device=DEVICE)
-    chosen = torch.tensor(np.array(choices, dtype=np.int64), device=DEVICE)
-    return VerifyBatch(FlatTrees.build(trees), TargetRows(chosen, rows), q_rows)
-
-
-def float32(rows):
-    return torch.tensor(rows, dtype=torch.float32, device=DEVICE)
+    sizes = {"vocab": vocabulary, "most": most_nodes}
+    asked = [random_input(rng, drawn, rng.random() < greedy, forced, **sizes) for _ in range(requests)]
+    return batch_of_all(asked, DEVICE, vocabulary)
 
 
 def work_of(batch):

@@ -72,21 +72,6 @@ def test_attention_compiles_within_shared_memory(capability):
     check(capability, seen)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_every_head_size_compiles_within_shared_memory(capability, dtype):
-    with watched(dry=True) as seen:
-        for size in (64, 80, 96, 128, 192, 256):
-            for rows in (1, 8, 64):
-                for context in (5, 5000):
-                    attend((8, size, size), 4, dtype, rows, context)
-        attend((1, 192, 128), 16, dtype, 25, 5000)
-        attend((1, 64, 64), 71, dtype, 2, 5000)  # more query heads than a tile has rows
-        attend((8, 256, 256), 2, dtype, 25, 5000, window=4096, softcap=50.0)
-        attend((8, 64, 64), 8, dtype, 25, 5, window=128, sinks=True)
-    check(capability, seen)
-
-
 def test_verification_compiles(capability):
     with watched(dry=True) as seen:
         for drawn in (DETERMINISTIC, WITHOUT_REPLACEMENT):

@@ -7,7 +7,6 @@ What this cannot show is CUDA's own part; what it does show is that nothing of a
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from specscope import Engine, SamplingParams
 from specscope.engine.build import capture_graphs
@@ -119,47 +118,6 @@ def test_a_captured_engine_gives_the_same(tiny, deep, head, name, temperature):
             np.testing.assert_allclose(left.verdict.p, right.verdict.p, atol=2e-5)
             assert left.tree.token.tolist() == right.tree.token.tolist()
     assert graphed.runner.cache.pool.used == 0
-
-
-def test_a_replay_overwrites_nothing_that_was_handed_out(tiny, head):
-    engine = engine_of(tiny, head, DRAFTERS["ngram"])
-    capture(engine)
-    table_a, table_b = (engine.runner.cache.fork(t) for t in map(fresh_table, (engine, engine)))
-    first = engine.runner.forward([segment_of(table_a, [5, 6])])[0]
-    before = first.clone()
-    engine.runner.forward([segment_of(table_b, [9, 10])])
-    assert torch.equal(first, before)
-
-
-class Copies(TorchDispatchMode):
-    """Copies and new tensors from the host's memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_replay_is_one_copy_and_one_launch(tiny, head):
-    """However many tensors a batch has: they are views of one buffer, which lies where the graph reads."""
-    engine = engine_of(tiny, head, DRAFTERS["ngram"])
-    capture(engine)
-    runner, table = engine.runner, fresh_table(engine)
-    shape = min(s for s in runner.graphs._captured if s.rows >= 2)
-    captured, launched = runner.graphs._captured[shape], []
-    captured.again = lambda: launched.append(1)
-    with Copies() as copies:
-        replayed = runner.graphs.replay([segment_of(table, [5, 6])])
-    assert launched == [1]
-    moved = [name for name in copies.names if name not in ("view", "slice", "as_strided", "alias")]
-    assert [name for name in moved if "copy" in name] == ["copy_"]
-    assert set(moved) <= {"copy_", "empty", "detach", "lift_fresh"}
-    assert replayed.fed.tolist() == [0, 1]
-    start = captured.buffer.data_ptr()
-    assert start <= replayed.fed.data_ptr() < start + captured.buffer.nbytes
 
 
 def fresh_table(engine):

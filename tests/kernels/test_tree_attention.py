@@ -59,23 +59,3 @@ def test_tiles_reach_no_further_than_their_rows_see():
     got = tree_attention.tree_attention(query, poisoned, heads, batch, scale=0.2, keys=16)
     near(got[:16], wanted[:16], 3e-6)
     assert got[16:].isnan().any(-1).all()
-
-
-@pytest.mark.parametrize(("context", "parts"), [(20, 1), (200, 2), (1000, 8)])
-def test_a_context_is_cut_into_as_many_parts_as_it_is_worth(monkeypatch, context, parts):
-    """However many the grid has, as a captured graph's must: no more are written, or read."""
-    rng, heads, lengths = np.random.default_rng(0), LayerShape(1, 16, 16), []
-    own = [part(rng, context, 1, 0, 1, list(range(70)))]
-    batch = TreeBatch.build(own, DEVICE)
-    query, rows = torch.randn(1, 2, 16, device=DEVICE), torch.randn(70 * 16, 32, device=DEVICE)
-    call = tree_attention.Launch.__call__
-
-    def note(self, grid, *arguments):
-        call(self, grid, *arguments)
-        if self.kernel is tree_attention._attend:
-            lengths.append(int((~arguments[6].isnan()).flatten(1).any(1).sum()))
-
-    monkeypatch.setattr(tree_attention.Launch, "__call__", note)
-    got = tree_attention.tree_attention(query, rows, heads, batch, scale=0.2, splits=8, keys=32)
-    assert lengths == [parts]
-    near(got, on_host(query, rows, heads, own, 0.2), 3e-6)

@@ -8,17 +8,13 @@ from hypothesis import strategies as st
 
 from specscope.kernels import tree_verify
 from specscope.kernels.tree_batch import (
-    ACCEPTED,
     DETERMINISTIC,
-    REJECTED,
-    UNTRIED,
     WITH_REPLACEMENT,
     WITHOUT_REPLACEMENT,
     FlatTrees,
     Tree,
 )
-from specscope.trace.record.records import Outcome
-from specscope.trace.record.tree import ROOT, Drawn
+from specscope.trace.record.tree import ROOT
 from tests.kernels import DEVICE
 from tests.kernels.cases import check_verify
 
@@ -39,7 +35,7 @@ def read(*work):
 @settings(max_examples=30, deadline=None)
 @given(
     rng=SEEDS,
-    vocabulary=st.integers(4, 70),
+    vocabulary=st.integers(13, 70),  # no node has more children than there are tokens to draw
     nodes=st.integers(0, 12),
     block=st.sampled_from([4, 16, 64]),
     greedy=st.sampled_from([0, 0.5, 1]),
@@ -47,15 +43,6 @@ def read(*work):
 )
 def test_any_trees(drawn, rng, vocabulary, nodes, **how):
     check_verify(tree_verify, rng, drawn, vocabulary=vocabulary, most_nodes=nodes, **how)
-
-
-def test_the_rules_have_the_engines_numbers():
-    assert [DETERMINISTIC, WITHOUT_REPLACEMENT, WITH_REPLACEMENT] == [
-        Drawn.DETERMINISTIC,
-        Drawn.WITHOUT_REPLACEMENT,
-        Drawn.WITH_REPLACEMENT,
-    ]
-    assert [UNTRIED, ACCEPTED, REJECTED] == [Outcome.UNTRIED, Outcome.ACCEPTED, Outcome.REJECTED]
 
 
 def test_all_mass_at_a_rejected_token_gives_it_nevertheless_and_never_nan():
@@ -72,18 +59,6 @@ def test_all_mass_at_a_rejected_token_gives_it_nevertheless_and_never_nan():
     got = read(FlatTrees.build([tree]).on(DEVICE), p, NO_CHOICES, p[:1].clone())
     assert float(got["residual_mass"][1]) == 0
     assert (int(got["token"][0]), float(got["final_p"][0])) == (3, 1.0)
-
-
-def test_the_coin_draws_the_final_token_by_the_cumulative_sum():
-    """Over a grid of coins each token comes as often as it is likely; one of probability zero never."""
-    p = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], device=DEVICE)
-    coins = (np.arange(64) + 0.5) / 64
-    nothing = np.zeros(0, np.int32)
-    trees = [Tree(nothing, nothing, nothing.astype(np.uint8), np.array([coin]), np.array([-1])) for coin in coins]
-    flat = FlatTrees.build(trees).on(DEVICE)
-    got = read(flat, p.repeat(64, 1), NO_CHOICES, None)
-    assert np.bincount(got["token"].astype(int), minlength=6).tolist() == [0, 16, 0, 32, 16, 0]
-    assert not got["recovered"].any()
 
 
 def test_where_hardly_any_q_is_left_nothing_is_lost():

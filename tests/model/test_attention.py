@@ -114,26 +114,3 @@ def test_a_context_is_read_where_it_lies_and_no_further_back_than_rows_look():
     assert gathered.slots.tolist() == apart.table.slots(0, 63).tolist()
     assert [reach.slots for reach in batch.reaches(20)][1] == slice(64 + 41, 64 + 63)
     assert [reach.seen.sum(1).tolist() for reach in batch.reaches(20)] == [[20, 20, 20]] * 2
-
-
-def test_a_row_alone_needs_no_mask():
-    (reach,) = Batch.build(
-        [Segment.of_tree(BlockTable([0]), 9, [1], DraftTree.empty(), logits=True)], torch.device("cpu")
-    ).reaches(None)
-    assert reach.bias(torch.float32, 3) is None
-
-
-def test_positions_and_slots_of_a_tree():
-    tree = DraftTree.build([5, 6, 7], [-1, -1, 0])
-    segment = Segment.of_tree(BlockTable([3, 1]), 14, [1, 2], tree, logits=True)
-    batch = Batch.build([segment], torch.device("cpu"))
-    assert batch.positions[0].tolist() == [14, 15, 16, 16, 17]
-    assert batch.slots.tolist() == [3 * 16 + 14, 3 * 16 + 15, 16, 17, 18]
-    assert batch.wanted.tolist() == [1, 2, 3, 4]
-    assert segment.mask.astype(int).tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 1, 0, 1, 0],
-        [1, 1, 1, 0, 1],
-    ]

@@ -7,11 +7,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from specscope.errors import UserError
-from specscope.model.loader import check_numbers, load_model
+from specscope.model.loader import load_model
 from tests.model.test_architectures import CONFIGS, build
 
 CPU = torch.device("cpu")
@@ -81,9 +79,7 @@ BROKEN = [
     (told(num_hidden_layers=2), r"has model\.layers\.2\.\S+ and 8 more, which this kind of model lacks"),
     (told(intermediate_size=96), r"holds model\.layers\.0\.mlp\.\S+ as \[\d+, \d+\] instead of \[\d+, \d+\]"),
     *[(one_number("norm.weight", value), f"norm.weight {NUMBERS}") for value in (torch.nan, torch.inf, -torch.inf)],
-    (one_number("embed_tokens.weight", torch.nan), f"embed_tokens.weight {NUMBERS}"),
     (one_number("layers.2.mlp.up_proj.weight", torch.inf), f"layers.2.mlp.up_proj.weight {NUMBERS}"),
-    (weights(lambda t: [x.fill_(torch.nan) for x in t.values()]), NUMBERS),
     (weights(lambda t: [x.zero_() for x in t.values()]), "contains only zeros"),
     (
         weights(lambda t: t["model.layers.1.self_attn.o_proj.weight"].zero_()),
@@ -123,27 +119,3 @@ def test_whole_models_of_every_family_are_taken_and_compute_the_same(name, tmp_p
         assert torch.equal(loaded.get_buffer(key), buffer), key
     state = loaded.state_dict()
     assert all(torch.equal(state[key], tensor) for key, tensor in plain.state_dict().items())
-
-
-class Work(TorchDispatchMode):
-    """Counts the numbers that PyTorch's operations read and write."""
-
-    def __init__(self):
-        super().__init__()
-        self.read = self.written = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        self.read += sum(leaf.numel() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-        self.written += sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor))
-        return made
-
-
-def test_the_check_of_numbers_reads_each_once_and_copies_none():
-    """A check by way of float32 copies all of them, and takes seven times as long."""
-    tensors = [(str(i), torch.full((5000,), 0.5, dtype=torch.bfloat16)) for i in range(9)]
-    few = 20  # of a tensor: its least and its greatest
-    with Work() as work:
-        check_numbers(tensors, "x")
-    assert 9 * 5000 <= work.read < 9 * (5000 + few)
-    assert work.written < 9 * few

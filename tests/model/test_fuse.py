@@ -10,9 +10,8 @@ from torch import nn
 
 from specscope.kernels.cpu.layer import CompiledLayers
 from specscope.model.batch import Batch, Segment
-from specscope.model.fast import linear as linear_module
 from specscope.model.fast.decoder import FusedLayer, FusedRMSNorm, looks_alike
-from specscope.model.fast.linear import PackedLinear, disabled, may_pack
+from specscope.model.fast.linear import PackedLinear, disabled
 from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.loader import adopt
 from specscope.trace.record.tree import DraftTree
@@ -175,28 +174,8 @@ def test_a_layer_that_treats_distant_positions_otherwise_is_left_alone(monkeypat
     assert fused_layers(model) == [True, False, True, True]
 
 
-def test_where_memory_is_short_nothing_is_laid_out_twice(monkeypatch):
-    model = build("llama")
-    assert may_pack(model)
-    monkeypatch.setattr(linear_module, "PACKED_SHARE", 0)
-    assert not may_pack(model)
-    adopt(model, "llama")
-    assert type(model.lm_head) is nn.Linear
-    assert all(fused_layers(model))
-
-
 def test_tied_embeddings_stay_tied():
     model = t.LlamaForCausalLM(t.LlamaConfig(**{**SIZE, "tie_word_embeddings": True})).eval()
     adopt(model, "tied")
     assert isinstance(model.lm_head, PackedLinear)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-
-
-def test_hooks_on_a_fused_layer_still_see_it():
-    model = build("llama")
-    adopted = adopt(model, "llama")
-    seen = []
-    handle = model.model.layers[2].register_forward_hook(lambda _layer, _given, out: seen.append(tuple(out.shape)))
-    logits(model, adopted.layers, segments(5))
-    handle.remove()
-    assert seen == [(1, 5, SIZE["hidden_size"])]

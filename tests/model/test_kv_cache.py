@@ -20,12 +20,10 @@ def cache(blocks=12, backend=Backend.TORCH):
 class Tables(RuleBasedStateMachine):
     """Random builder, truncation, forks and writes; each table's contents are tracked beside it."""
 
-    lanes = 1
-
     def __init__(self):
         super().__init__()
         self.cache = cache()
-        self.cache.pool.keep_apart(self.lanes)
+        self.cache.pool.keep_apart(3)
         self.live: dict[int, tuple[BlockTable, list[float]]] = {}
         self.names = iter(range(10**6))
         self.marks = iter(range(1, 10**6))
@@ -94,16 +92,8 @@ class Tables(RuleBasedStateMachine):
                 assert self.cache.value[layer][-1, slots, -1].tolist() == contents
 
 
-class TablesApart(Tables):
-    """The same where sequences begin apart."""
-
-    lanes = 5
-
-
 TestTables = Tables.TestCase
 TestTables.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-TestTablesApart = TablesApart.TestCase
-TestTablesApart.settings = TestTables.settings
 
 
 def test_sequences_that_grow_in_turn_stay_side_by_side():
@@ -120,13 +110,6 @@ def test_sequences_that_grow_in_turn_stay_side_by_side():
     again = BlockTable()
     store.reserve(again, 20, 0)
     assert again.blocks == [8, 9]  # a lane that was given back is used again
-
-
-def test_what_is_longer_than_a_lane_takes_none():
-    """They would lie in every second lane, and the gaps between them be of no use."""
-    pool = cache(40).pool
-    pool.keep_apart(4)
-    assert [pool.take(12) for _ in range(3)] == [[*range(12)], [*range(12, 24)], [*range(24, 36)]]
 
 
 @pytest.mark.parametrize("backend", Backend)

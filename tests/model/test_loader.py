@@ -5,6 +5,7 @@ import torch
 
 from specscope.errors import UserError
 from specscope.model.loader import load_model, load_tokenizer, pick_device, pick_dtype
+from specscope.model.places import head_place, model_place
 from specscope.trace.record.vocabulary import read_vocabulary
 
 CPU = torch.device("cpu")
@@ -35,15 +36,6 @@ def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch):
         pick_device("cuda:99")
 
 
-def test_a_dtype_that_the_device_cannot_do_is_refused(monkeypatch):
-    def unsupported(*_):
-        raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'\nmore")
-
-    monkeypatch.setattr(torch.nn.functional, "linear", unsupported)
-    with pytest.raises(UserError, match=r"--dtype float16: the device cpu does not support it .*use --dtype float32"):
-        pick_dtype("float16", CPU)
-
-
 def test_the_vocabulary_gives_every_token_its_bytes(tiny):
     tokenizer = load_tokenizer(str(tiny))
     vocabulary = read_vocabulary(tokenizer)
@@ -51,3 +43,29 @@ def test_the_vocabulary_gives_every_token_its_bytes(tiny):
     ids = tokenizer(text)["input_ids"]
     assert b"".join(vocabulary.pieces[i] for i in ids) == text.encode()
     assert vocabulary.special == {0, 1, 2}
+
+
+def test_a_folder_a_gguf_file_and_a_hub_name(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "x.gguf"
+    weights.touch()
+    assert model_place(str(tmp_path)) == tmp_path
+    assert model_place(str(weights)) == weights
+    assert model_place("owner/name") is None
+    assert head_place(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("./none", "no model at ./none"),
+        ("/none/at/all", "no model at"),
+        ("a/b/c", "no model at"),
+        ("none.gguf", "no such file"),
+        (".", "has no config.json"),
+    ],
+)
+def test_what_is_no_model(target, why, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=why):
+        model_place(target)

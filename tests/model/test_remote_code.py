@@ -12,7 +12,6 @@ import torch
 
 from specscope.errors import UserError
 from specscope.model.loader import load_model, load_tokenizer
-from tests.support.commands import run_here
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -45,18 +44,6 @@ def test_it_is_not_run(own):
     with pytest.raises(UserError, match=r"own: it needs its own Python code, which specscope never runs$"):
         load(str(folder))
     assert not ran.exists()
-
-
-@pytest.mark.parametrize("words", [["--only", "audit"], []])
-def test_nor_by_a_judge(own, words):
-    what, folder, ran = own
-    code, _, err = run_here(["diagnose", *words, str(ROOT / "traces" / "ngram.jsonl"), "--target", str(folder)])
-    assert not ran.exists()
-    if what == "model":
-        assert (code, err.strip().splitlines()[-1]) == (
-            2,
-            f"specscope: error: cannot load {folder}: it needs its own Python code, which specscope never runs",
-        )
 
 
 def test_every_load_says_so():

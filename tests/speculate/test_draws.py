@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.verify.distribution import BLOCK, block_sums, draw, draw_margin, draw_siblings
+from specscope.speculate.verify.distribution import BLOCK, Residual, draw_margin, draw_siblings
 
 WIDTHS = st.sampled_from([1, 2, 30, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 SMALLEST, LARGEST = 2.0**-54, 1 - 2.0**-53  # what coins() gives at least and at most
@@ -26,7 +26,7 @@ def by_sum(row, coin):
 @given(st.integers(0, 10_000), WIDTHS, st.sampled_from([0.5, 4.0, 60.0]), st.floats(SMALLEST, LARGEST))
 def test_a_draw_is_that_of_the_cumulative_sum(seed, width, spread, coin):
     row = (torch.randn(width, generator=torch.Generator().manual_seed(seed)) * spread).softmax(-1)
-    token, prob, margin = draw(row, coin)
+    token, prob, margin = Residual(row).draw(coin)
     wanted, far = by_sum(row, coin)
     assert row[token] > 0
     between = row.double()[min(token, wanted) + 1 : max(token, wanted) + 1].sum()
@@ -47,11 +47,6 @@ def test_a_token_of_probability_zero_is_never_drawn(seed, width):
         (one,) = draws
         assert one.prob == float(row[one.token]) > 0
         assert 0 <= one.low < 1
-
-
-def test_rows_are_summed_in_blocks():
-    rows = torch.arange(2 * (BLOCK + 3), dtype=torch.float32).view(2, -1)
-    assert block_sums(rows).tolist() == [[float(r[:BLOCK].sum()), float(r[BLOCK:].sum())] for r in rows.double()]
 
 
 @given(st.integers(0, 10_000), WIDTHS, st.integers(1, 6))

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from specscope.speculate.sampling import (
     LogitRows,
-    TokenCounts,
     target_rows,
 )
 from specscope.speculate.verify.distribution import Chosen, Residual
@@ -71,7 +70,7 @@ tokens = st.lists(st.integers(0, VOCAB - 1), max_size=8)
 def test_every_row_is_processed_along_its_own_path(seed, prompt, output, paths, params):
     logits = torch.randn(len(paths), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     before = logits.clone()
-    rows = LogitRows(logits, params, TokenCounts.of(prompt, output), paths).distributions()
+    rows = LogitRows(logits, params, [*prompt, *output], len(prompt), paths).distributions()
     assert torch.equal(logits, before)
     for row, path, numbers in zip(rows, paths, logits.tolist(), strict=True):
         wanted = reference(numbers, params, prompt, output + path)
@@ -102,7 +101,7 @@ def test_huge_penalties_and_biases_never_give_nan(dtype, temperature):
     for repetition in (1e-6, 1e12):
         bias = {5: 1e6, 3: -1e6, 4: 1e6}
         params = SamplingParams(temperature=temperature, repetition_penalty=repetition, logit_bias=bias, **extremes)
-        for row in LogitRows(logits, params, TokenCounts.of([1, 2, 5], [3, 5]), [[], [5], [5, 4]]).distributions():
+        for row in LogitRows(logits, params, [1, 2, 5, 3, 5], 3, [[], [5], [5, 4]]).distributions():
             assert row.prob(5) == 0
             if isinstance(row, Residual):
                 assert not row.row.isnan().any()
@@ -123,7 +122,7 @@ def test_a_batch_has_what_each_request_has_alone(every, apart, seed):
     """Whether its logits are parts of one tensor or lie apart."""
     logits = torch.randn(len(every) * 2, VOCAB, generator=torch.Generator().manual_seed(seed))
     parts = [
-        LogitRows(rows.clone() if apart else rows, params, TokenCounts.of([1], [2]), [[], [i]])
+        LogitRows(rows.clone() if apart else rows, params, [1, 2], 1, [[], [i]])
         for i, (params, rows) in enumerate(zip(every, logits.split(2), strict=True))
     ]
     target = target_rows(parts)

@@ -55,7 +55,7 @@ def _layer(head: EagleHead, embedding: Tensor, hidden: Tensor, cache: _Cache, st
     q, k, v = project(head, projected)
     positions = slice(step, step + q.shape[1])
     cache.kv.append((cache.rotary.turn(k, positions), v))
-    mixed = attend(cache.rotary.turn(q, positions), cache.kv[0], cache.kv[1:], cache.causal, layer.self_attn.kv_heads)
+    mixed = attend(cache.rotary.turn(q, positions), cache.kv[0], cache.kv[1:], cache.causal, k.shape[-2])
     x = residual + layer.self_attn.o_proj(mixed)
     out: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
     return out
@@ -80,7 +80,7 @@ def project(head: EagleHead, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]
     """Queries, keys and values, [..., heads, D] each and not rotated, of the output of `EagleHead.prepare`."""
     attention = head.midlayer.self_attn
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-    q, k, v = (part(projected).unflatten(-1, (-1, attention.size)) for part in parts)
+    q, k, v = (part(projected).unflatten(-1, (-1, attention.head_dim)) for part in parts)
     return q, k, v
 
 

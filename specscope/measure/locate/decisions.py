@@ -303,7 +303,7 @@ def _drawn(step: Step, judged: AuditedStep, contexts: Contexts, draft: Draft) ->
         path = [] if node == ROOT else tree.token[tree.path_to(node)].tolist()
         row = draft.row(path) if node in draft.q else None
         if row is not None:
-            logits[node], ours[node] = row.full().cpu(), draft.q[node].float().cpu()
+            logits[node], ours[node] = row.full()[0].cpu(), draft.q[node].float().cpu()
     return RuledStep(Asked(step, judged, contexts, logits), ours)
 
 

@@ -41,9 +41,9 @@ from specscope.measure.locate.watch import (
 )
 from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
+from specscope.speculate.drafters.base import Level
 from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.record.tree import ROOT
 
 if TYPE_CHECKING:

@@ -8,13 +8,12 @@ its parameters stay, and so do hooks on it. Which layers it can stand for, `fuse
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from specscope.model.attention import Variant, paged_attention
 from specscope.model.batch import Batch, Segment
@@ -24,34 +23,31 @@ from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
 if TYPE_CHECKING:
     from specscope.kernels.cpu.layer import CompiledLayers, LayerParts
 
-CHILDREN = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
-ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+PARTS = {  # of a layer, and of its parts
+    "": {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"},
+    "self_attn": {"q_proj", "k_proj", "v_proj", "o_proj"},
+    "mlp": {"gate_proj", "up_proj", "down_proj", "act_fn"},
+}
 HEAD_NORMS = {"q_norm", "k_norm"}
-MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+Rotation = tuple[Tensor, Tensor]  # cos and sin of the rows' positions
+# Its products: queries, keys and values; what attention gives; gates; what they give
+PRODUCTS = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
 
 
 def looks_alike(module: nn.Module) -> bool:
     """Whether a module has the parts of this layer, and no others."""
-    if _children(module) != CHILDREN:
-        return False
-    attention, mlp = module.get_submodule("self_attn"), module.get_submodule("mlp")
-    head_norms = _children(attention) - ATTENTION
-    if _children(attention) - head_norms != ATTENTION or head_norms not in (set(), HEAD_NORMS) or _children(mlp) != MLP:
-        return False
-    together = (attention, "q_proj", "k_proj", "v_proj"), (mlp, "gate_proj", "up_proj")
-    joined = [[of.get_submodule(name) for name in names] for of, *names in together]
-    linears = [*joined[0], *joined[1], attention.get_submodule("o_proj"), mlp.get_submodule("down_proj")]
-    plain = all(type(linear) is nn.Linear for linear in linears)
-    return plain and all(len({linear.bias is None for linear in each}) == 1 for each in joined)
-
-
-def _children(module: nn.Module) -> set[str]:
-    return {name for name, _ in module.named_children()}
-
-
-def _is_silu(act: Any) -> bool:  # noqa: ANN401
-    x = torch.linspace(-20, 20, 64)
-    return same_numbers(functional.silu(x), act(x))
+    for name, wanted in PARTS.items():
+        children = {child for child, _ in module.get_submodule(name).named_children()}
+        if children not in (wanted, wanted | HEAD_NORMS):
+            return False
+    products = [[module.get_submodule(name) for name in names] for names in PRODUCTS]
+    plain = all(type(linear) is nn.Linear for linears in products for linear in linears)
+    return plain and all(len({linear.bias is None for linear in linears}) == 1 for linears in products)
 
 
 class FusedRMSNorm(nn.Module):
@@ -64,7 +60,6 @@ class FusedRMSNorm(nn.Module):
         self.weight, self.kernel = weight, Norm.of(weight, eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
         return self.kernel(x.float()).to(x.dtype)
 
 
@@ -92,7 +87,7 @@ class FusedLayer:
 
     def __init__(self, layer: Any, shape: LayerShape, variant: Variant, rotary: Rotary | None, *, pack: bool) -> None:  # noqa: ANN401
         """`rotary`: what makes tables of the rotation that it is given; None where it is given tables."""
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         self.index = int(attention.layer_idx)
         self.shape = shape
         self.variant, self.rotary = variant, rotary
@@ -100,19 +95,15 @@ class FusedLayer:
         self.heads, self.kv_heads = attention.q_proj.out_features // self.size, shape.heads
         self.first_norm, self.second_norm = layer.input_layernorm, layer.post_attention_layernorm
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
-        self.linears = linears = (
-            PackedLinear([attention.q_proj, attention.k_proj, attention.v_proj], pack=pack),
-            PackedLinear([attention.o_proj], pack=pack),
-            PackedLinear([mlp.gate_proj, mlp.up_proj], pack=pack),
-            PackedLinear([mlp.down_proj], pack=pack),
-        )
-        self.qkv, self.out, self.gate_up, self.down = (linear.forward for linear in linears)
-        self.act = mlp.act_fn
+        products = ([layer.get_submodule(name) for name in names] for names in PRODUCTS)
+        self.linears = [PackedLinear(linears, pack=pack) for linears in products]
+        self.qkv, self.out, self.gate_up, self.down = (linear.forward for linear in self.linears)
+        self.act = layer.mlp.act_fn
         self.parts: LayerParts | None = None  # of a compiled layer
         self.compiled: CompiledLayers | None = None
         self.most = 0  # rows that go through it
         # What layers that are computed together made of its input, or None: see LayerStack. None where it stands alone.
-        self.stack: Callable[[FusedLayer, Tensor, tuple[Tensor, Tensor], Batch, KVCache], Tensor | None] | None = None
+        self.stack: Callable[[FusedLayer, Tensor, Rotation, Batch, KVCache], Tensor | None] | None = None
 
     def compile(self, max_rows: int, *, norms: bool = True) -> None:
         """Let up to `max_rows` rows go through one kernel, where there is one for such a layer.
@@ -124,12 +115,12 @@ class FusedLayer:
         from specscope.kernels.cpu.tiles import PANEL
 
         mine = [self.second_norm, *([self.first_norm] if norms else ()), *(self.head_norms or ())]
-        sizes = (self.size, self.shape.value_size, self.linears[3].in_features)
-        plain = self.variant.softcap is None and self.variant.sinks is None and _is_silu(self.act)
-        fits = sizes[0] == sizes[1] and not any(size % PANEL for size in sizes)
+        plain = self.variant.softcap is None and self.variant.sinks is None
+        fits = self.size == self.shape.value_size and not self.size % PANEL and not self.linears[3].in_features % PANEL
         fits = fits and all(Panels.fits(linear.weight) for linear in self.linears)
         if not (plain and fits and all(isinstance(norm, FusedRMSNorm) for norm in mine)):
             return
+        qkv, out, gate_up, down = (linear.panels for linear in self.linears)
         self.most = max_rows
         self.parts = LayerParts(
             heads=self.heads,
@@ -140,10 +131,10 @@ class FusedLayer:
             first_norm=self.first_norm.kernel if norms else None,
             second_norm=self.second_norm.kernel,
             head_norms=None if self.head_norms is None else tuple(norm.kernel for norm in self.head_norms),
-            qkv=self.linears[0].panels,
-            out=self.linears[1].panels,
-            gate_up=self.linears[2].panels,
-            down=self.linears[3].panels,
+            qkv=qkv,
+            out=out,
+            gate_up=gate_up,
+            down=down,
         )
         self.compiled = CompiledLayers([self.parts])
 
@@ -151,7 +142,7 @@ class FusedLayer:
         self,
         hidden_states: Tensor,
         *,
-        position_embeddings: tuple[Tensor, Tensor],
+        position_embeddings: Rotation,
         batch: Batch,
         pages: KVCache,
         **kwargs: Any,  # noqa: ANN401
@@ -163,7 +154,7 @@ class FusedLayer:
                 return made
         return self.run(hidden_states[0], None, position_embeddings, batch, pages)[None]
 
-    def tables(self, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def tables(self, rotation: Rotation) -> Rotation:
         """cos and sin as the layer uses them, [N, 1, 2, size / 2]."""
         return rotation if self.rotary is None else self.rotary(*rotation)
 
@@ -171,9 +162,7 @@ class FusedLayer:
         """Whether these rows [N, width] go through one kernel."""
         return self.compiled is not None and batch.tree is None and len(x) <= self.most and cache.dtype is x.dtype
 
-    def run(
-        self, x: Tensor, projected: Tensor | None, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache
-    ) -> Tensor:
+    def run(self, x: Tensor, projected: Tensor | None, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
         """The residual stream x [N, width] after the layer.
 
         `projected`: what attention makes its queries of; None: x after the first norm.
@@ -186,12 +175,12 @@ class FusedLayer:
         gate, up = self.gate_up(self.second_norm(x)).chunk(2, dim=-1)
         return self.down(self.act(gate).mul_(up)).add_(x)
 
-    def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache) -> Tensor:
+    def _attend(self, x: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
         """[N, width] to [N, heads * size]: project, turn by position, write to the cache, attend."""
         query = self.write(x, rotation, batch, cache)
         return paged_attention(query, self.index, cache, batch, self.variant).flatten(1)
 
-    def write(self, x: Tensor, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache) -> Tensor:
+    def write(self, x: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
         """Write the keys and values of x [N, width] to the cache; its queries [N, heads, size]."""
         qkv = self.qkv(x)
         by_head = qkv.view(len(x), -1, self.size)
@@ -208,7 +197,6 @@ class FusedLayer:
         return query
 
 
-Rotation = tuple[Tensor, Tensor]  # cos and sin of the rows' positions
 ROWS = 5  # of a trial: enough for the path that more than a few rows take
 
 
@@ -282,8 +270,9 @@ def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, max_rows: 
     """
     variants: dict[int, Variant] = {}
     rotary = Rotary()
-    runs: list[list[_Call]] = [[]]  # of calls, one behind the other, to layers that can be computed together
-    for call in _trial(model, layers, variants):
+    run: list[_Call] = []  # to compiled layers, each with what the one before it gave
+    calls = _trial(model, layers, variants)
+    for call in calls:
         index = int(call.layer.self_attn.layer_idx)  # type: ignore[arg-type, union-attr]
         shape = layers[index]
         turned = call.named.get("position_embeddings")
@@ -297,20 +286,15 @@ def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, max_rows: 
             fused.compile(max_rows)
             if fused.compiled is not None and not _gives_the_same(fused, call):
                 fused.compiled = None
-        if fused.compiled is not None:
-            before = runs[-1][-1] if runs[-1] else call
-            same = turned[1] is before.named["position_embeddings"][1]  # rotation
-            if before is not call and not (same and call.given[0] is before.out):
-                runs.append([])
-            runs[-1].append(call)
-    for run in runs:
+        follows = not run or (call.given[0] is run[-1].out and turned is run[-1].named["position_embeddings"])
+        if fused.compiled is not None and follows:
+            run.append(call)
+    if 1 < len(run) == len(calls):
         _stack(run)
 
 
 def _stack(run: list[_Call]) -> None:
     """Let layers be computed together, where that gives the same, bit for bit, as one after the other."""
-    if len(run) < 2:
-        return
     layers: list[FusedLayer] = [call.layer.forward for call in run]  # type: ignore[misc]
     stack = LayerStack(layers)
     alone = together = run[0].given[0]
@@ -343,16 +327,10 @@ def _trial(model: Any, layers: list[LayerShape], variants: dict[int, Variant]) -
     if not hooks:
         return []
     last = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2048) - 1
-    segment = Segment(
-        table=BlockTable([0]),
-        tokens=[(7 * i + 3) % model.get_output_embeddings().weight.shape[0] for i in range(ROWS)],
-        context=0,
-        positions=np.linspace(0, last, ROWS).astype(np.int64),
-        mask=np.tri(ROWS, dtype=np.bool_),
-        wanted=[ROWS - 1],
-    )
+    tokens = [(7 * i + 3) % model.get_output_embeddings().weight.shape[0] for i in range(ROWS)]
+    segment = Segment.of_tree(BlockTable([0]), 0, tokens, logits=True)
     weight = next(model.parameters())
-    batch = Batch.build([segment], weight.device)
+    batch = Batch.build([replace(segment, positions=np.linspace(0, last, ROWS).astype(np.int64))], weight.device)
     cache = KVCache(layers, 1, weight.dtype, weight.device)
     named = {"batch": batch, "pages": cache, "variants": variants}
     model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, **named)
@@ -364,10 +342,9 @@ def _trial(model: Any, layers: list[LayerShape], variants: dict[int, Variant]) -
 class LayerStack:
     """Layers that are computed when the first of them is called; each then gives out what is its own.
 
-    Thirty calls cost a small model a tenth of a step.
-
-    The model's loop over its layers stays as it is, and hooks on them see what they would see. A layer that is handed
-    another tensor than the one before it gave computes by itself; what a hook changes in place is not noticed.
+    Thirty calls cost a small model a tenth of a step. The model's loop over its layers stays as it is, and hooks on
+    them see what they would see. A layer that is handed another tensor than the one before it gave computes by itself;
+    what a hook changes in place is not noticed.
     """
 
     def __init__(self, layers: Sequence[FusedLayer]) -> None:

@@ -1,19 +1,18 @@
 """Linear layers on the CPU: those over one input as one product, their weight laid out for the fastest library.
 
-What a step of few rows costs is reading the weights. Float32 weights that were published in bfloat16 or float16 can be
-kept in 16 bits and lose no more than float32 rounds away. Which library lays them out is no matter of timing, so that
-every start on a machine computes the same numbers at the same speed; what a CPU is called, and which libraries say that
-they are there, decides nothing either. The first of PATHS is used whose numbers are the plain product's on a small
-weight, and plain torch where each raises or differs. SPECSCOPE_DISABLE switches paths off by name.
+What a step of few rows costs is reading the weights. Float32 weights that were published in 16 bits can be kept so and
+lose no more than float32 rounds away. Which library lays them out is no matter of timing, so that every start on a
+machine computes the same numbers: the first of PATHS is used whose numbers are the plain product's on a small weight,
+and plain torch where each raises or differs. SPECSCOPE_DISABLE switches paths off by name.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +28,6 @@ FUSE = "fuse"  # cheaper norms and layers (fuse.py), which are tried on the mode
 TRIAL_ROWS = (1, 5, 33)  # libraries choose other code for one row and for many
 
 Product = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class FastPath:
-    """One way to multiply by a repacked weight."""
-
-    name: str  # as SPECSCOPE_DISABLE takes it
-    dtype: torch.dtype
-    lay_out: Callable[[Tensor, Tensor | None], Product]  # (weight, bias) to x -> x W^T + b
-    fits: Callable[[Tensor], bool] = lambda weight: True
 
 
 def _onednn(weight: Tensor, bias: Tensor | None) -> Product:
@@ -78,14 +67,11 @@ def is_half(weight: Tensor) -> bool:
     return bool((lost <= torch.finfo(torch.float32).eps * exact.norm(dim=-1)).all())
 
 
-# Those of a dtype that are faster on most processors come first (benchmarks/notes/2026-11.md has figures).
-PATHS = (
-    FastPath(NUMBA, torch.float32, _numba, fits=lambda weight: len(weight) % 16 == 0 and is_half(weight)),
-    FastPath(NUMBA, torch.bfloat16, _numba, fits=lambda weight: len(weight) % 16 == 0),
-    FastPath(ONEDNN, torch.float32, _onednn),
-    FastPath(ONEDNN, torch.bfloat16, _onednn),
-)
-NAMES = (*dict.fromkeys(path.name for path in PATHS), FUSE)
+# By name, as SPECSCOPE_DISABLE takes it: (weight, bias) to x -> x W^T + b. On most processors the first is the fastest
+# (benchmarks/notes/2026-11.md has figures).
+PATHS: dict[str, Callable[[Tensor, Tensor | None], Product]] = {NUMBA: _numba, ONEDNN: _onednn}
+DTYPES = (torch.float32, torch.bfloat16)
+NAMES = (*PATHS, FUSE)
 
 
 def disabled() -> frozenset[str]:
@@ -97,21 +83,21 @@ def disabled() -> frozenset[str]:
     return names
 
 
-def usable(dtype: torch.dtype) -> list[FastPath]:
+def usable(dtype: torch.dtype) -> list[str]:
     """The paths for weights of a dtype that work here and are not switched off."""
     off = disabled()
-    return [path for path in PATHS if path.dtype is dtype and path.name not in off and failure(path) is None]
+    return [name for name in PATHS if dtype in DTYPES and name not in off and failure(name, dtype) is None]
 
 
 @cache
-def failure(path: FastPath) -> str | None:
+def failure(name: str, dtype: torch.dtype) -> str | None:
     """Why a path cannot be used here; None where its numbers are the plain product's. Tried once in a process."""
     generator = torch.Generator().manual_seed(0)
-    random = lambda *shape: torch.randn(*shape, generator=generator).bfloat16().to(path.dtype)  # noqa: E731
+    random = lambda *shape: torch.randn(*shape, generator=generator).bfloat16().to(dtype)  # noqa: E731
     weight = random(64, 48)
     try:
         for bias in (None, random(64)):
-            product = path.lay_out(weight, bias)
+            product = PATHS[name](weight, bias)
             for rows in TRIAL_ROWS:
                 x = random(rows, 48)
                 if not same_numbers(functional.linear(x, weight, bias), product(x)):
@@ -165,51 +151,41 @@ class PackedLinear(nn.Module):
             self.bias = None if first.bias is None else _join([linear.bias for linear in linears])
         self.out_features, self.in_features = self.weight.shape
         self._transposed = self.weight.detach().t()
-        self._layouts = _layouts(self.weight.detach(), self.bias) if pack else {}
-        product: Any = _chosen(self._layouts, self.weight)
-        if wide and len(self._layouts) == 1 and hasattr(product, "rounds"):  # our own, of however many rows
-            product = replace(product, rounds=False)
-        self._product: Product | None = product
+        layouts: list[Any] = _layouts(self.weight.detach(), self.bias) if pack else []
+        if wide and len(layouts) == 1 and hasattr(layouts[0], "rounds"):  # our own, of however many rows
+            layouts = [replace(layouts[0], rounds=False)]
+        self._layouts: list[Product] = layouts  # for few rows, for many
 
     @property
     def panels(self) -> Panels:
         """The layout for the compiled layer's products; it may be the one that this layer uses."""
         from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
 
-        if (panels := next((x for x in self._layouts.values() if isinstance(x, Panels)), None)) is not None:
+        if (panels := next((x for x in self._layouts if isinstance(x, Panels)), None)) is not None:
             return panels
         weight = self.weight.detach()
         halves = weight.dtype is torch.float32 and is_half(weight)
         return Panels.of(weight, self.bias, torch.float16 if halves else weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x W^T + b."""
-        if self._product is not None:
-            return self._product(x)
+        if self._layouts:
+            return self._layouts[-1 if x.numel() > FEW * self.in_features else 0](x)
         if x.dim() == 2 and self.bias is None:
             return torch.mm(x, self._transposed)  # what linear comes to, without its way there
         return functional.linear(x, self.weight, self.bias)
 
 
-def _layouts(weight: Tensor, bias: Tensor | None) -> dict[FastPath, Product]:
-    """x -> x W^T + b with a repacked weight, by path: the best that works, and where that is for few rows, the next."""
-    layouts: dict[FastPath, Product] = {}
-    for path in usable(weight.dtype):
-        if path.fits(weight):
+def _layouts(weight: Tensor, bias: Tensor | None) -> list[Product]:
+    """x -> x W^T + b with a repacked weight: the best that works, and where that is for few rows, the next."""
+    layouts: list[Product] = []
+    for name in usable(weight.dtype):
+        fits = len(weight) % 16 == 0 and (weight.dtype is torch.bfloat16 or is_half(weight))
+        if name != NUMBA or fits:
             with suppress(Exception):  # what a small weight's trial did not show, such as memory running out
-                layouts[path] = path.lay_out(weight, bias)
-                if path.name != NUMBA or compiled_rows(weight.dtype) > FEW:
+                layouts.append(PATHS[name](weight, bias))
+                if name != NUMBA or compiled_rows(weight.dtype) > FEW:
                     break
     return layouts
-
-
-def _chosen(layouts: Mapping[FastPath, Product], weight: Tensor) -> Product | None:
-    """One product out of those for few and for many rows; None where there is none."""
-    if len(layouts) < 2:
-        return next(iter(layouts.values()), None)
-    few_rows, many_rows = layouts.values()
-    limit = FEW * weight.shape[1]
-    return lambda x: few_rows(x) if x.numel() <= limit else many_rows(x)
 
 
 def _join(parts: Sequence[Tensor]) -> nn.Parameter:
@@ -225,7 +201,7 @@ def compiled_rows(dtype: torch.dtype) -> int:
 
     They are for any number of rows, unless the processor multiplies bfloat16 numbers by instructions that they lack.
     """
-    names = {path.name for path in usable(dtype)}
+    names = usable(dtype)
     if NUMBA not in names:
         return 0
     from specscope.kernels.cpu.tiles import PAIRED, TILED  # numba is imported only where it runs

@@ -1,10 +1,10 @@
 """DFlash heads: all of a block's tokens in one pass, over keys and values made of the target's features.
 
-DFlash (z-lab, 2026) as vLLM 0.32 runs it (model_executor/models/qwen3_dflash.py, v1/spec_decode/dflash.py). Layers are
-Qwen3's. Of each committed position the target's features go through `fc` and `hidden_norm`, and from there straight to
-every layer's keys and values: no query, and nothing of one layer enters the next. A block's rows are the root and mask
-tokens behind it; they see all that is committed and, unless their layer is causal, each other. The row of a mask token
-gives the distribution of its own position; with `sample_from_anchor` a row gives that of the next one, the root's too.
+DFlash (z-lab, 2026) as vLLM 0.32 runs it (model_executor/models/qwen3_dflash.py, v1/spec_decode/dflash.py), with
+Qwen3's layers. Of each committed position the target's features go through `fc` and `hidden_norm` straight to every
+layer's keys and values: no query, and nothing of one layer enters the next. A block's rows are the root and mask
+tokens; they see all that is committed and, unless their layer is causal, each other. The row of a mask token gives the
+distribution of its own position; with `sample_from_anchor` a row gives that of the next one, the root's too.
 
 The cache's slot t holds the features of position t. So a block begins in the slot of its root, and is given back.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,21 +25,13 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 
 from specscope.errors import UserError, first_line
 from specscope.model.batch import Batch, Segment
+from specscope.model.fast.decoder import ROWS
 from specscope.model.graphs import Graphs
-from specscope.model.heads.eagle_head import Ids, LayerJson, TokenId
-from specscope.model.heads.head_runner import (
-    EMBEDDING,
-    TRIAL_ROWS,
-    LayersRunner,
-    LoadedHead,
-    check_fit,
-    check_tensors,
-    embedding_of,
-    read_files,
-    unfilled,
-)
+from specscope.model.heads import head_runner
+from specscope.model.heads.eagle_head import EagleHead, HeadJson
+from specscope.model.heads.head_runner import EMBEDDING, LayersRunner, LoadedHead
 from specscope.model.kv_cache import BlockTable, LayerShape
-from specscope.model.loader import LoadedModel, Size, check_numbers
+from specscope.model.loader import LoadedModel, check_numbers
 from specscope.model.places import Backend, head_place
 from specscope.model.runner import AuxLayer
 from specscope.plans.dflash import ANCHOR, MASK_FILE, MOST_ROWS, flat, longest_draft, window_of
@@ -51,23 +43,14 @@ FIRST_NORM, FIRST_BIAS = "layers.0.self_attn.q_norm.weight", "layers.0.self_attn
 THETA = 1e6  # the rotary base where the config names none: vLLM's set_default_rope_theta
 
 
-class BlockJson(msgspec.Struct):
-    """What must hold of a flat config beyond the layer's sizes."""
-
-    mask_token_id: TokenId
-    eagle_aux_hidden_state_layer_ids: Ids
-    target_hidden_size: Size | None = None
-    draft_vocab_size: Size | None = None
-    swa_window_size: Size | None = None
-    block_size: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
-
-
 @dataclass(frozen=True)
 class DFlashConfig:
     """One DFlash head. Filled by `read_config`."""
 
     layer: Mapping[str, Any]  # by the names of a Qwen3 config
+    width: int  # of its own hidden states
     target_width: int  # of a hidden state of the target
+    vocab: int  # the target's vocabulary
     draft_vocab: int  # tokens that the head can draft
     aux_layers: tuple[AuxLayer, ...]
     mask_token: int
@@ -75,16 +58,6 @@ class DFlashConfig:
     from_anchor: bool  # whether the root's row drafts too
     windows: tuple[int | None, ...]  # for each layer, how many positions a row looks back, including its own; None: all
     causal: tuple[bool, ...]  # for each layer, whether a row of a block does not see those behind it
-
-    @property
-    def vocab(self) -> int:
-        """The target's vocabulary."""
-        return int(self.layer["vocab_size"])
-
-    @property
-    def width(self) -> int:
-        """Width of the head's own hidden states."""
-        return int(self.layer["hidden_size"])
 
     def rows(self, depth: int) -> int:
         """How many rows draft so many tokens."""
@@ -101,24 +74,26 @@ def read_config(folder: Path) -> DFlashConfig:
     """Read a head's config.json. Raises UserError."""
     whole = flat(read_object(folder / "config.json"))
     try:
-        block_json, sizes = msgspec.convert(whole, BlockJson), msgspec.convert(whole, LayerJson)
+        told = msgspec.convert(whole, HeadJson)
     except msgspec.ValidationError as error:
         raise UserError(f"{folder}/config.json does not describe a DFlash head: {error}") from None
-    longest = longest_draft(whole)
-    if longest < 1 or not block_json.eagle_aux_hidden_state_layer_ids:
-        what = "block_size of at least 2" if longest < 1 else "target_layer_ids"
+    longest, token, ids = longest_draft(whole), told.mask_token_id, told.eagle_aux_hidden_state_layer_ids
+    if longest < 1 or token is None or not ids:
+        what = "block_size of at least 2" if longest < 1 else "target_layer_ids" if not ids else "mask_token_id"
         raise UserError(f"{folder}/config.json has no {what}, which a DFlash head needs")
-    layers, kinds = sizes.num_hidden_layers, sizes.layer_types or []
+    layers, kinds = told.num_hidden_layers, told.layer_types or []
     all_slide = bool(whole.get("use_swa")) and SLIDING not in kinds
     slides = [all_slide or SLIDING in kinds[i : i + 1] for i in range(layers)]
     given = (whole.get(name) for name in ("is_causal", "causal"))
     causal = next((value for value in given if value is not None), None)
     return DFlashConfig(
         layer=whole,
-        target_width=block_json.target_hidden_size or sizes.hidden_size,
-        draft_vocab=block_json.draft_vocab_size or sizes.vocab_size,
-        aux_layers=tuple(block_json.eagle_aux_hidden_state_layer_ids),
-        mask_token=block_json.mask_token_id,
+        width=told.hidden_size,
+        vocab=told.vocab_size,
+        target_width=told.target_hidden_size or told.hidden_size,
+        draft_vocab=told.draft_vocab_size or told.vocab_size,
+        aux_layers=tuple(ids),
+        mask_token=token,
         longest=longest,
         from_anchor=bool(whole.get(ANCHOR)),
         windows=tuple(window_of(whole) if slide else None for slide in slides),
@@ -151,10 +126,7 @@ class DFlashHead(nn.Module):
         if config.draft_vocab != config.vocab:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
 
-    def target_tokens(self) -> Tensor | None:
-        """int64 [draft vocabulary] the target's token behind each draft token; None where they are the same."""
-        d2t: Tensor | None = getattr(self, "d2t", None)
-        return None if d2t is None else d2t + torch.arange(len(d2t), device=d2t.device)
+    target_tokens = EagleHead.target_tokens
 
 
 class MaskedEmbedding(nn.Module):
@@ -173,30 +145,32 @@ class MaskedEmbedding(nn.Module):
 def load_dflash(folder: str, target: LoadedModel) -> LoadedHead:
     """Load a head from its folder. Raises UserError, with both shapes where it does not fit the target."""
     path = head_place(folder)
-    config, tensors = read_config(path), read_files(path)
-    own, mask = tensors.pop(EMBEDDING, None), _mask_embedding(path, config.mask_token)
-    check_fit(config, target, own, path)
-    _check_mask(config, mask, path)
+    config, tensors = read_config(path), head_runner.read_files(path)
+    own = tensors.pop(EMBEDDING, None)
+    head_runner.check_fit(config, target, own, path)
+    mask = _mask_embedding(path, config)
     size, bias = config.layer.get("head_dim") or len(tensors.get(FIRST_NORM, ())), FIRST_BIAS in tensors
-    own_output = LM_HEAD in tensors
-    head = unfilled(lambda: DFlashHead(config, qwen3_config(config, int(size), bias=bias), own_output=own_output), path)
+    qwen3, own_output = qwen3_config(config, int(size), bias=bias), LM_HEAD in tensors
+    head = head_runner.unfilled(lambda: DFlashHead(config, qwen3, own_output=own_output), path)
     further = [(name, x) for name, x in ((EMBEDDING, own), (MASK_FILE, mask)) if x is not None]
     check_numbers([*tensors.items(), *further], f"the head in {path}")
     wanted = head.state_dict()
     is_targets = config.draft_vocab == config.vocab and config.width == config.target_width
-    check_tensors(head, tensors, path, "a DFlash", {*wanted, *(() if is_targets else (LM_HEAD,))})
+    head_runner.check_tensors(head, tensors, path, "a DFlash", {*wanted, *(() if is_targets else (LM_HEAD,))})
     head.load_state_dict({name: tensors[name].to(tensor.dtype) for name, tensor in wanted.items()}, assign=True)
     head = head.to(target.device, target.dtype).eval().requires_grad_(False)
-    embedding = embedding_of(own, target)
+    embedding = head_runner.embedding_of(own, target)
     if mask is not None:
         embedding = MaskedEmbedding(embedding, config.mask_token, mask.to(target.device, target.dtype))
     return LoadedHead(head, embedding, getattr(head, "lm_head", target.output), path.resolve().name)
 
 
-def _mask_embedding(path: Path, token: int) -> Tensor | None:
-    """[width] the mask token's own embedding, where there is one. Raises UserError."""
-    file = path / MASK_FILE
+def _mask_embedding(path: Path, config: DFlashConfig) -> Tensor | None:
+    """[width] the mask token's own embedding; None where the token is one of the vocabulary. Raises UserError."""
+    file, token = path / MASK_FILE, config.mask_token
     if not file.is_file():
+        if token >= config.vocab:
+            raise UserError(f"the head in {path} names mask token {token} in a vocabulary of {config.vocab}")
         return None
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
@@ -206,15 +180,9 @@ def _mask_embedding(path: Path, token: int) -> Tensor | None:
         raise UserError(f"cannot read {file}: {first_line(error)}") from error
     if told != token:
         raise UserError(f"{file} holds the embedding of token {told}, but the config's mask_token_id is {token}")
+    if len(vector) != config.width:
+        raise UserError(f"the head in {path} has a mask embedding of {len(vector)} numbers, and is {config.width} wide")
     return vector
-
-
-def _check_mask(config: DFlashConfig, mask: Tensor | None, path: Path) -> None:
-    """Refuse a mask token without an embedding, and an embedding of another width."""
-    if mask is not None and len(mask) != config.width:
-        raise UserError(f"the head in {path} has a mask embedding of {len(mask)} numbers, and is {config.width} wide")
-    if mask is None and config.mask_token >= config.vocab:
-        raise UserError(f"the head in {path} names mask token {config.mask_token} in a vocabulary of {config.vocab}")
 
 
 class DFlashRunner(LayersRunner):
@@ -227,7 +195,7 @@ class DFlashRunner(LayersRunner):
         super().__init__(loaded, head.layers, shape, rotary, target, blocks, backend)
         mixed = "some of its layers are causal and some are not" if len({*config.ahead}) > 1 else ""
         self.graphs = Graphs(self.cache, unfit=mixed)
-        block = block_segment(BlockTable([0]), 1, 0, min(TRIAL_ROWS, len(self._turns) - 1), config)
+        block = block_segment(BlockTable([0]), 1, 0, min(ROWS, len(self._turns) - 1), config)
         context = Segment.of_tree(block.table, 0, [0], logits=False)
         state = torch.randn(1, config.width, generator=torch.Generator().manual_seed(0)).to(self._turns)
         if config.rows(config.longest) <= MOST_ROWS:
@@ -242,7 +210,7 @@ class DFlashRunner(LayersRunner):
     @torch.inference_mode()
     def write_context(self, segments: Sequence[Segment], states: Tensor) -> None:
         """Write the keys and values of committed positions in every layer, from states [N, width] of all rows."""
-        batch = self.build(segments)
+        batch = Batch.build(segments, self.cache.device, self.cache.backend)
         rotation = self.rotation(batch)
         for layer in self.layers:
             layer.write(states, rotation, batch, self.cache)
@@ -251,12 +219,15 @@ class DFlashRunner(LayersRunner):
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         """One pass over blocks: the logits of the wanted rows, [R, draft vocabulary]."""
         ahead = self.head.config.ahead
-        seen = {rows: [_seeing(segment, rows) for segment in segments] for rows in {*ahead}}
+        fed = [(segment, len(segment.tokens)) for segment in segments]
+        seen = {
+            k: [replace(segment, mask=np.tri(rows, k=k, dtype=np.bool_)) for segment, rows in fed] for k in {*ahead}
+        }
         replayed = self.graphs.replay(seen[ahead[0]])
         if replayed is not None:
             return replayed.outputs[0][replayed.wanted]
-        batches = {rows: self.build(some) for rows, some in seen.items()}
-        return self.run_batch(*(batches[rows] for rows in ahead))[0]
+        batches = {k: Batch.build(some, self.cache.device, self.cache.backend) for k, some in seen.items()}
+        return self.run_batch(*(batches[k] for k in ahead))[0]
 
     @torch.inference_mode()
     def run_batch(self, batch: Batch, *further: Batch) -> tuple[Tensor]:
@@ -277,8 +248,3 @@ def block_segment(table: BlockTable, root: int, token: int, rows: int, config: D
         mask=np.ones((rows, rows), dtype=np.bool_),
         wanted=range(0 if config.from_anchor else 1, rows),
     )
-
-
-def _seeing(segment: Segment, ahead: int) -> Segment:
-    """The same block, of which a row sees those before it and so many behind it."""
-    return replace(segment, mask=np.tri(len(segment.tokens), k=ahead, dtype=np.bool_))

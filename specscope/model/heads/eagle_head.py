@@ -3,10 +3,10 @@
 A head works on pairs: the feature of position t and the token at t + 1 give the token at t + 2. EAGLE-3 (Li et al.
 2025) joins features of three layers through `fc`, attends over [embedding, feature] and has a norm and a head of its
 own over a reduced vocabulary. P-EAGLE (Hui et al. 2026, arXiv 2602.01469) is an EAGLE-3 head that drafts all depths in
-one pass: behind the root's pair follow rows of one mask token and one learned feature, `mask_hidden`. EAGLE and
-EAGLE-2 (Li et al. 2024) join embedding and feature through `fc` and use the target's head. Where a head has several
-layers, as published P-EAGLE heads do, those after the first are plain ones over its hidden states. Module names are
-those of the published checkpoints; what a config.json says is read by whichever of the published conventions.
+one pass, behind the root's pair from rows of a mask token and a learned feature. EAGLE and EAGLE-2 (Li et al. 2024)
+join embedding and feature through `fc` and use the target's head. Layers after the first are plain ones over its hidden
+states. Module names are those of the published checkpoints; config.json is read by whichever of the published
+conventions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from specscope.errors import UserError
 from specscope.model.loader import Size
@@ -44,23 +44,18 @@ class HeadConfig:
     norm_output: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
-    mask_token: int | None = (
-        None  # P-EAGLE, which drafts all depths in one pass: the token of every row below the root's
-    )
+    mask_token: int | None = None  # P-EAGLE, all depths in one pass: the token of every row below the root's
 
     @property
     def width(self) -> int:
-        """Width of the head's own hidden states."""
         return int(self.layer["hidden_size"])
 
     @property
     def layers(self) -> int:
-        """Decoder layers."""
         return int(self.layer.get("num_hidden_layers", 1))
 
     @property
     def vocab(self) -> int:
-        """The target's vocabulary."""
         return int(self.layer["vocab_size"])
 
     @property
@@ -89,8 +84,17 @@ class HeadConfig:
         }
 
 
-class LayerJson(msgspec.Struct):
-    """What must hold of the numbers that describe the layer. Other keys are transformers' to check."""
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class SglangJson(msgspec.Struct):
+    """`eagle_config`, as SGLang writes it."""
+
+    eagle_aux_hidden_state_layer_ids: list[Annotated[int, msgspec.Meta(ge=-1, le=4096)]] | None = None
+
+
+class HeadJson(msgspec.Struct):
+    """What must hold of a head's config.json, flattened. Other keys are transformers' to check."""
 
     hidden_size: Size
     intermediate_size: Size
@@ -107,33 +111,21 @@ class LayerJson(msgspec.Struct):
     rope_parameters: dict[str, Any] | None = None
     sliding_window: Size | None = None
     layer_types: list[str] | None = None
-
-
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Ids = list[Annotated[int, msgspec.Meta(ge=0, le=4096)]]
-
-
-class SglangJson(msgspec.Struct):
-    """`eagle_config`, as SGLang writes it."""
-
-    eagle_aux_hidden_state_layer_ids: list[Annotated[int, msgspec.Meta(ge=-1, le=4096)]] | None = None
-
-
-class HeadJson(msgspec.Struct):
-    """What must hold of the rest of a head's config.json."""
-
     target_hidden_size: Size | None = None
     draft_vocab_size: Size | None = None
+    eagle_aux_hidden_state_layer_ids: list[Annotated[int, msgspec.Meta(ge=0, le=4096)]] | None = None
+    mask_token_id: TokenId | None = None  # speculators' name, and two more that vLLM reads
+    # An EAGLE head's
+    pard_token: TokenId | None = None
+    ptd_token_id: TokenId | None = None
     norm_before_residual: bool | None = None
     norm_output: bool | None = None
     norm_before_fc: bool | None = None
     fc_norm: bool | None = None
-    transformer_layer_config: dict[str, Any] | None = None  # the layer, nested: vLLM's speculators format
-    eagle_aux_hidden_state_layer_ids: Ids | None = None
     eagle_config: SglangJson | None = None
-    mask_token_id: TokenId | None = None  # P-EAGLE: speculators' name, and two more that vLLM reads
-    pard_token: TokenId | None = None
-    ptd_token_id: TokenId | None = None
+    # A DFlash head's
+    swa_window_size: Size | None = None
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
 
 
 def read_config(folder: Path, version: int, target_layers: int, *, parallel: bool = False) -> HeadConfig:
@@ -144,34 +136,32 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
     layer = flattened(read_object(folder / "config.json"))
     none = f"{folder}/config.json does not describe an EAGLE head"
     try:
-        head_json = msgspec.convert(layer, HeadJson)
-        sizes = msgspec.convert(layer, LayerJson)
+        told = msgspec.convert(layer, HeadJson)
     except msgspec.ValidationError as error:
         raise UserError(f"{none}: {error}") from None
-    flags = {name: bool(getattr(head_json, name)) for name in FLAGS}
-    if version == 1 and sizes.num_hidden_layers > 1:
-        raise UserError(f"{folder}/config.json says {sizes.num_hidden_layers} layers: an EAGLE-1 head has one")
-    if version == 1 and any(flags.values()):
-        on = next(name for name, value in flags.items() if value)
+    flags = {name: bool(getattr(told, name)) for name in FLAGS}
+    if version == 1 and told.num_hidden_layers > 1:
+        raise UserError(f"{folder}/config.json says {told.num_hidden_layers} layers: an EAGLE-1 head has one")
+    if version == 1 and (on := next((name for name, value in flags.items() if value), "")):
         raise UserError(f"{folder}/config.json has `{on}`, which an EAGLE-1 head does not have")
-    heads, kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads or sizes.num_attention_heads
-    size = sizes.head_dim or sizes.hidden_size // heads
+    heads, kv_heads = told.num_attention_heads, told.num_key_value_heads or told.num_attention_heads
+    size = told.head_dim or told.hidden_size // heads
     if size < 2 or size % 2 or heads % kv_heads:
         raise UserError(f"{none}: {heads} query and {kv_heads} key heads of {size}")
     return HeadConfig(
         version=version,
         layer=layer,
-        target_width=head_json.target_hidden_size or sizes.hidden_size,
-        draft_vocab=head_json.draft_vocab_size or sizes.vocab_size,
-        aux_layers=_aux_layers(head_json, target_layers) if version == 3 else ("final",),
-        mask_token=_mask_token(head_json, sizes.vocab_size, folder) if parallel else None,
+        target_width=told.target_hidden_size or told.hidden_size,
+        draft_vocab=told.draft_vocab_size or told.vocab_size,
+        aux_layers=_aux_layers(told, target_layers) if version == 3 else ("final",),
+        mask_token=_mask_token(told, told.vocab_size, folder) if parallel else None,
         **flags,
     )
 
 
-def _mask_token(head_json: HeadJson, vocab: int, folder: Path) -> int:
+def _mask_token(told: HeadJson, vocab: int, folder: Path) -> int:
     """The token of a P-EAGLE head's mask rows, looked up in vLLM 0.33's order."""
-    tokens = (head_json.mask_token_id, head_json.pard_token, head_json.ptd_token_id)
+    tokens = (told.mask_token_id, told.pard_token, told.ptd_token_id)
     token = next((token for token in tokens if token is not None), None)
     if token is None or token >= vocab:
         wrong = "names no mask token" if token is None else f"names mask token {token} in a vocabulary of {vocab}"
@@ -179,48 +169,32 @@ def _mask_token(head_json: HeadJson, vocab: int, folder: Path) -> int:
     return token
 
 
-def _aux_layers(head_json: HeadJson, target_layers: int) -> tuple[AuxLayer, ...]:
+def _aux_layers(told: HeadJson, target_layers: int) -> tuple[AuxLayer, ...]:
     """Which layers feed an EAGLE-3 head.
 
     `eagle_aux_hidden_state_layer_ids` is vLLM's: j is what enters layer j. Inside `eagle_config` it is SGLang's: j is
     what leaves layer j, which enters j + 1. Where neither is given, the authors' rule.
     """
-    if head_json.eagle_aux_hidden_state_layer_ids:
-        return tuple(head_json.eagle_aux_hidden_state_layer_ids)
-    if head_json.eagle_config is not None and head_json.eagle_config.eagle_aux_hidden_state_layer_ids:
-        return tuple(j + 1 for j in head_json.eagle_config.eagle_aux_hidden_state_layer_ids)
+    if told.eagle_aux_hidden_state_layer_ids:
+        return tuple(told.eagle_aux_hidden_state_layer_ids)
+    if told.eagle_config is not None and told.eagle_config.eagle_aux_hidden_state_layer_ids:
+        return tuple(j + 1 for j in told.eagle_config.eagle_aux_hidden_state_layer_ids)
     return published_aux_layers(target_layers)
 
 
-class HeadAttention(nn.Module):
-    """The projections of a layer's attention; `wide` is the size of what is projected."""
-
-    def __init__(self, config: LlamaConfig, wide: int, index: int) -> None:
-        super().__init__()
-        self.layer_idx = index
-        self.heads = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads or self.heads
-        self.size: int = config.head_dim or config.hidden_size // self.heads
-        bias = config.attention_bias
-        self.q_proj = nn.Linear(wide, self.heads * self.size, bias=bias)
-        self.k_proj = nn.Linear(wide, self.kv_heads * self.size, bias=bias)
-        self.v_proj = nn.Linear(wide, self.kv_heads * self.size, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.size, config.hidden_size, bias=False)
-
-
-class HeadLayer(nn.Module):
+def head_layer(config: LlamaConfig, version: int, index: int = 0) -> Any:  # noqa: ANN401
     """A decoder layer. In the first, EAGLE-3 normalises embedding and feature separately; EAGLE neither of them."""
-
-    def __init__(self, config: LlamaConfig, version: int, index: int = 0) -> None:
-        super().__init__()
-        norm = lambda: LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)  # noqa: E731
-        joins = version == 3 and index == 0
-        self.self_attn = HeadAttention(config, config.hidden_size * (2 if joins else 1), index)
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = norm() if version == 3 else nn.Identity()
-        if joins:
-            self.hidden_norm = norm()
-        self.post_attention_layernorm = norm()
+    layer: Any = LlamaDecoderLayer(config, index)
+    attention = layer.self_attn
+    attention.o_proj = nn.Linear(attention.o_proj.in_features, config.hidden_size, bias=False)
+    if version == 1:
+        layer.input_layernorm = nn.Identity()
+    elif index == 0:
+        layer.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            out = attention.get_submodule(name).out_features
+            attention.set_submodule(name, nn.Linear(2 * config.hidden_size, out, bias=config.attention_bias))
+    return layer
 
 
 class EagleHead(nn.Module):
@@ -236,8 +210,8 @@ class EagleHead(nn.Module):
         llama = llama_config(config)
         joined = len(config.aux_layers) * config.target_width if config.version == 3 else 2 * config.width
         self.fc = nn.Linear(joined, config.width, bias=config.version == 1 and bool(config.layer.get("bias", True)))
-        self.midlayer = HeadLayer(llama, config.version)
-        self.layers = nn.ModuleDict({str(i): HeadLayer(llama, 3, i) for i in range(1, config.layers)})
+        self.midlayer = head_layer(llama, config.version)
+        self.layers = nn.ModuleDict({str(i): head_layer(llama, 3, i) for i in range(1, config.layers)})
         self.rotary = LlamaRotaryEmbedding(llama)
         if config.version == 3:
             if config.norm_before_fc:
@@ -263,17 +237,14 @@ class EagleHead(nn.Module):
 
     def target_tokens(self) -> Tensor | None:
         """int64 [draft vocabulary] the target's token behind each draft token; None where they are the same."""
-        if not hasattr(self, "d2t"):
-            return None
-        d2t: Tensor = self.d2t  # type: ignore[assignment]
-        return d2t + torch.arange(len(d2t), device=d2t.device)
+        d2t: Tensor | None = getattr(self, "d2t", None)
+        return None if d2t is None else d2t + torch.arange(len(d2t), device=d2t.device)
 
     def combine(self, features: Tensor) -> Tensor:
         """Features [..., aux_layers * target width] as hidden states [..., width]; EAGLE takes them as they are."""
         return self.fc(self.before_fc(features)) if self.config.version == 3 else features
 
     def before_fc(self, features: Tensor) -> Tensor:
-        """Features as `fc` takes them."""
         if self.config.norm_before_fc:
             return self.input_norm(features)  # type: ignore[no-any-return]
         if self.config.fc_norm:

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specscope.errors import UserError, first_line
 from specscope.model.attention import Variant
 from specscope.model.batch import Batch, Segment
-from specscope.model.fast.decoder import FusedLayer, Rotary, fuse_norms
+from specscope.model.fast.decoder import ROWS, FusedLayer, Rotary, fuse_norms
 from specscope.model.fast.linear import PackedLinear, compiled_rows, may_pack, same_numbers
 from specscope.model.graphs import Graphs
 from specscope.model.heads.eagle_head import EagleHead, llama_config, read_config
@@ -182,16 +182,11 @@ def _kind(tensor: Tensor) -> str:
 def save_head(head: EagleHead, folder: Path) -> None:
     """Write a head, but for P-EAGLE's, as the EAGLE-3 authors publish theirs, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: (x.bfloat16() if x.is_floating_point() else x).contiguous().clone()
-        for name, x in head.state_dict().items()
-    }
+    brief = lambda x: x.bfloat16() if x.is_floating_point() else x  # noqa: E731
+    tensors = {name: brief(x).contiguous().clone() for name, x in head.state_dict().items()}
     save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
     told = {**head.config.to_dict(), "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(told, indent=2) + "\n")
-
-
-TRIAL_ROWS = 5
 
 
 class LayersRunner:
@@ -228,12 +223,7 @@ class LayersRunner:
         # cos and sin of every position as the layers use them, side by side: [positions, 2, 1, 2, size / 2]
         self._turns = torch.stack(Rotary()(*rotary(weight, positions)), dim=1)
 
-    def build(self, segments: Sequence[Segment]) -> Batch:
-        """The batch of a pass."""
-        return Batch.build(segments, self.cache.device, self.cache.backend)
-
     def rotation(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """cos and sin of its rows."""
         cos, sin = self._turns[batch.positions[0]].unbind(1)
         return cos, sin
 
@@ -257,11 +247,12 @@ class HeadRunner(LayersRunner):
 
     def __init__(self, loaded: LoadedHead, target: LoadedModel, blocks: int, backend: Backend = Backend.TORCH) -> None:
         head, weight, attention = loaded.head, loaded.head.fc.weight, loaded.head.midlayer.self_attn
-        layers, shape = [head.midlayer, *head.layers.values()], LayerShape(attention.kv_heads, *[attention.size] * 2)
+        heads = attention.k_proj.out_features // attention.head_dim
+        layers, shape = [head.midlayer, *head.layers.values()], LayerShape(heads, *[attention.head_dim] * 2)
         super().__init__(loaded, layers, shape, head.rotary, target, blocks, backend)
         self.layer, *self.further = self.layers
         self.graphs = Graphs(self.cache, [weight.new_zeros(1, head.fc.out_features)])
-        rows = min(TRIAL_ROWS, len(self._turns), BLOCK_SIZE)
+        rows = min(ROWS, len(self._turns), BLOCK_SIZE)
         segment = Segment(BlockTable([0]), [0] * rows, 0, np.arange(rows), np.tri(rows, dtype=np.bool_), range(rows))
         hidden = torch.randn(rows, head.config.width, generator=torch.Generator().manual_seed(0)).to(weight)
         self.compile(lambda: self.forward([segment], hidden)[1], first_norm=False)
@@ -280,13 +271,12 @@ class HeadRunner(LayersRunner):
         """
         replayed = self.graphs.replay(segments, hidden)
         if replayed is None:
-            return self.run_batch(self.build(segments), hidden)
+            return self.run_batch(Batch.build(segments, self.cache.device, self.cache.backend), hidden)
         logits, out = replayed.outputs
         return logits[replayed.wanted], out[replayed.wanted]
 
     @torch.inference_mode()
     def run_batch(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward` of a batch that is laid out."""
         x, projected = self.head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)
         rotation = self.rotation(batch)
         x = self.layer.run(x, projected, rotation, batch, self.cache)

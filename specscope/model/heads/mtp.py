@@ -23,9 +23,10 @@ from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.graphs import Graphs
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
-from specscope.model.loader import LayerRecorder, LoadedModel, check_numbers, mtp_modules, quick_meta
+from specscope.model.loader import LayerRecorder, LoadedModel, check_numbers, quick_meta
 from specscope.model.places import Backend
 from specscope.model.runner import AuxLayer
+from specscope.plans.kinds import modules_in
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def load_mtp(target: LoadedModel) -> LoadedMtp:
     """Load the modules that lie in the target's checkpoint. Raises UserError where it has none."""
     config: Any = target.model.config
     kind = f"{target.name} ({type(target.model).__name__})"
-    count = mtp_modules(config)
+    count = modules_in(config.get_text_config().to_dict())
     if not count:
         raise UserError(
             f"{kind} has no next-token modules (num_nextn_predict_layers in its config): use --drafter ngram or a head"
@@ -102,7 +103,6 @@ class MtpRunner:
         self.graphs = Graphs(self.cache, [torch.zeros(1, target.width, device=target.device, dtype=target.dtype)])
 
     def combine(self, features: Tensor) -> Tensor:
-        """The target's features are what a module takes."""
         return features
 
     def forward(self, segments: Sequence[Segment], hidden: Tensor, module: int | None = None) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,6 @@ class MtpRunner:
 
     @torch.inference_mode()
     def run_batch(self, batch: Batch, hidden: Tensor, module: int | None = None) -> tuple[Tensor, Tensor]:
-        """`forward` of a batch that is laid out."""
         states = run_module(self.loaded.model, module or 0, batch, hidden, self.cache)
         wanted = states[batch.wanted]
         return self.loaded.output(wanted), wanted if module is None else states

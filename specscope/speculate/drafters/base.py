@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specscope.model.runner import AuxLayer
 from specscope.speculate.allowed import Allowed
-from specscope.speculate.sampling import LogitRows, TokenCounts
+from specscope.speculate.sampling import LogitRows
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import DraftNotes, Phase, Verdict
@@ -39,35 +39,33 @@ class Context:
             return LogitRows(logits, self.params)
         drafted = paths()
         allowed = None if self.allowed is None else self.allowed.rows(self.tokens[self.prompt_len :], drafted)
-        return LogitRows(logits, self.params, self.counts, drafted, allowed)
-
-    @property
-    def counts(self) -> TokenCounts:
-        """What penalties are made of; empty where the request has none."""
-        if not self.params.penalised:
-            return TokenCounts()
-        return TokenCounts.of(self.tokens[: self.prompt_len], self.tokens[self.prompt_len :])
+        return LogitRows(logits, self.params, self.tokens, self.prompt_len, drafted, allowed)
 
 
-def over_target(logits: Tensor, vocab_size: int, d2t: Tensor | None) -> Tensor:
-    """Logits [..., draft vocabulary] as float32 [..., V], minus infinity where the drafter does not know a token."""
-    logits = logits.float()
-    if d2t is None:
-        return logits
-    return logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf).index_copy_(-1, d2t, logits)
+@dataclass
+class Level:
+    """The logits of a drafting pass, of every request's nodes; what all need is computed once."""
 
-
-@dataclass(frozen=True)
-class DraftRow:
-    """A drafter's logits after some tokens, over the tokens that it knows."""
-
-    logits: Tensor  # [draft vocabulary]
+    logits: Tensor  # [R, draft vocabulary]
     vocab_size: int  # the target's
-    d2t: Tensor | None  # int64 [draft vocabulary] the target's token behind each; None where they are the same
+    d2t: Tensor | None = None  # int64 [draft vocabulary] the target's token behind each; None where they are the same
+    _top: dict[int, tuple[list[list[int]], list[list[float]]]] = field(default_factory=dict)
 
-    def full(self) -> Tensor:
-        """Float32 [V], minus infinity where the drafter does not know a token."""
-        return over_target(self.logits, self.vocab_size, self.d2t)
+    def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The likeliest `count` tokens of every row, as the target knows them, and their log probabilities."""
+        if count not in self._top:
+            values, best = self.logits.float().log_softmax(-1).topk(min(count, self.logits.shape[-1]))
+            tokens = best if self.d2t is None else self.d2t[best]
+            both = torch.stack([tokens.double(), values.double()]).cpu()  # the pass's one read
+            self._top[count] = both[0].long().tolist(), both[1].tolist()
+        return self._top[count]
+
+    def full(self, rows: Sequence[int] = (0,)) -> Tensor:
+        """Float32 [n, V] of rows, in a row or one for all; minus infinity where the drafter does not know a token."""
+        own = self.logits[rows[0] : rows[-1] + 1].float()
+        if self.d2t is not None:
+            own = own.new_full((len(own), self.vocab_size), -torch.inf).index_copy_(1, self.d2t, own)
+        return own.expand(len(rows), -1)
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,9 @@ class Draft:
     q: Mapping[int, Tensor] = field(default_factory=dict)  # [V], by parent node, ROOT for the first level
     notes: DraftNotes | None = None  # what a drafter that is a model thought of it
     method: MethodNotes | None = None  # what a method that looks into texts tells of it
-    # Of a drafter that is a model: its logits where it had drafted these tokens, none for the root; None where it did
-    # not look.
-    row: Callable[[Sequence[int]], DraftRow | None] = lambda path: None
+    # Of a drafter that is a model: its one row of logits where it had drafted these tokens, none for the root; None
+    # where it did not look.
+    row: Callable[[Sequence[int]], Level | None] = lambda path: None
     pruned: int = 0  # nodes of a text that the request's form does not allow
 
     @staticmethod

@@ -16,13 +16,16 @@ from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.heads.dflash import DFlashRunner, block_segment
 from specscope.plans.plan import TreePlan
+from specscope.speculate.drafters.base import Level
 from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import Level
 
 
 class DFlash(HeadDrafter):
-    """Drafts with a DFlash head."""
+    """Drafts with a DFlash head.
+
+    A draft takes as many slots as its block has rows, behind the committed positions, and gives them all back.
+    """
 
     name = "dflash"
     runner: DFlashRunner
@@ -56,7 +59,3 @@ class DFlash(HeadDrafter):
         config = self.runner.head.config
         blocks = [block_segment(g.state.table, g.base, g.context.tokens[-1], self.max_fed, config) for g in drafting]
         return self.level_of(self.runner.forward(blocks))
-
-    def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
-        """Never asked for: the first pass has the rows of all depths."""
-        raise AssertionError("a block drafts all depths at once")

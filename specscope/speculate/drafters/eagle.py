@@ -4,18 +4,14 @@ The head's cache holds pairs: slot t is the feature of position t with the token
 node's pair is the hidden state that the head made at its parent, a guess, with the node's token; after the verdict
 the target's true features take their place, so that nothing guessed is kept.
 
-P-EAGLE heads give the distributions of all depths in one pass, as in Hui et al. 2026 (arXiv 2602.01469, section 3) and
-vLLM's `parallel_drafting` (0.33, v1/spec_decode/utils.py, copy_and_expand_eagle_inputs_kernel): behind the root's pair
-come depth - 1 mask rows, each of the mask token and the learned feature `mask_hidden`, at the positions that follow.
-All is causal: row d sees the committed pairs and the mask rows before it, and gives the distribution of the tokens d
-deep, whatever path leads there. Trees are chosen from these as from those of an EAGLE head.
+P-EAGLE heads give the distributions of all depths in one pass (Hui et al. 2026, arXiv 2602.01469, section 3; as vLLM's
+`parallel_drafting`): behind the root's pair come depth - 1 mask rows, each of the mask token and the learned feature
+`mask_hidden`. All is causal: row d gives the distribution of the tokens d deep, whatever path leads there.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -26,54 +22,51 @@ from torch import Tensor
 from specscope.model.batch import Segment, pick
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.heads.mtp import MtpRunner
-from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
+from specscope.model.kv_cache import OutOfBlocksError
 from specscope.plans.plan import TreePlan
-from specscope.speculate.drafters.base import Context
+from specscope.speculate.drafters.base import Context, Level
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
-from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.record.tree import Floats
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
 class Features:
-    """The target's features of one request that the head does not have been fed yet, from position `start` on."""
+    """The target's features of one request up to position `end`. The head was fed those before `start`."""
 
     def __init__(self, *, keeps: bool = False) -> None:
         """`keeps`: whether what was taken is kept too, so that the head can be fed it again."""
-        self.start = 0
-        self.end = 0  # the first position whose feature is not known
+        self.start = self._first = 0
         self.keeps = keeps
-        self._parts: list[Tensor] = []
-        self._taken: list[Tensor] = []  # of all before `start`, where they are kept
+        self._rows = torch.zeros(0)  # from position `first` on
+
+    @property
+    def end(self) -> int:
+        """The first position whose feature is not known."""
+        return self._first + len(self._rows)
 
     def put(self, start: int, features: Tensor) -> None:
         """Features from `start` on, [m, F]; they take the place of older ones of those positions."""
-        if start < self.end:
-            self.back(min(self.start, start), start)
-        assert start == self.end, "features are missing"
-        self._parts.append(features)
-        self.end += len(features)
+        assert start <= self.end, "features are missing"
+        self.back(min(self.start, start), start)
+        self._rows = torch.cat([self._rows, features]) if len(self._rows) else features
 
     def take(self, count: int, again: int = 0) -> Tensor:
-        """The first `count` of them, [count, F], which are then forgotten, or kept for `back`.
+        """The next `count` of them, [count, F], which are then forgotten, or kept for `back`.
 
         `again`: of these the last so many stay, to be taken once more.
         """
-        together = self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
-        fed = count - again
-        self._parts = [together[fed:].clone()]  # a view would keep all of them
-        self.start += fed
-        if self.keeps:
-            self._taken.append(together[:fed].clone())
-        return together[:count]
+        taken = self._rows[self.start - self._first :][:count]
+        self.start += count - again
+        if not self.keeps:
+            self._rows = self._rows[self.start - self._first :].clone()  # a view would keep all of them
+            self._first = self.start
+        return taken
 
     def back(self, start: int, end: int) -> None:
         """As it was when the head had been fed those before `start`, and those from `end` on were not known."""
-        together, before = torch.cat([*self._taken, *self._parts]), 0 if self.keeps else self.start
-        self._taken = [together[:start].clone()] if self.keeps else []
-        self._parts = [together[max(start - before, 0) : end - before].clone()]
-        self.start, self.end = start, end
+        self.start, self._rows = start, self._rows[: max(end - self._first, 0)]
+        self._first = min(self._first, start) if len(self._rows) else start
 
 
 def layer_norms(features: Tensor, layers: int) -> Floats:
@@ -83,14 +76,13 @@ def layer_norms(features: Tensor, layers: int) -> Floats:
     """
     parts = features.view(len(features), layers, -1)
     norms: Floats = torch.linalg.vector_norm(parts, dim=-1, dtype=torch.float32).cpu().numpy()
-    return norms if np.isfinite(norms).all() else np.nan_to_num(norms, nan=LARGEST)
+    return np.nan_to_num(norms, nan=LARGEST)
 
 
 class HeadDrafter(ModelDrafter):
     """Drafts with a head over the target's features. Subclasses say how they run it."""
 
     behind = 1  # by how many positions a slot's token lies behind its feature
-    again = 0  # how many of the pairs that were fed last are fed once more: their rows hang on tokens that were guessed
 
     def __init__(self, runner: Any, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:  # noqa: ANN401
         """`runner`: a HeadRunner, or what is that to a head of another kind.
@@ -102,14 +94,6 @@ class HeadDrafter(ModelDrafter):
         self.notes_features = notes_features
         self._features: dict[str, Features] = {}
 
-    @abstractmethod
-    def write(self, segments: list[Segment], features: Tensor) -> None:
-        """Write the KV of committed pairs that nothing is drafted from. features [N, F]: the target's."""
-
-    @abstractmethod
-    def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
-        """The pass over the committed pairs, the last of each request its root's. features [N, F]: the target's."""
-
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """Keep features until the next `propose`; of a long prompt no more than a chunk, the others are fed here."""
         held = self._features.setdefault(request, Features(keeps=self.can_go_back))
@@ -120,20 +104,22 @@ class HeadDrafter(ModelDrafter):
 
     def _feed(self, request: str, held: Features, tokens: Sequence[int]) -> bool:
         """Feed a chunk of pairs; False where there is no room for it now: there may be when the request drafts."""
-        start, end = held.start, held.start + PREFILL_CHUNK
-        state = self.states.setdefault(request, State())
+        state, end = self.states.setdefault(request, State()), held.start + PREFILL_CHUNK
         try:
-            self.cache.reserve(state.table, end, start)
+            self.cache.reserve(state.table, end, held.start)
         except OutOfBlocksError:
             return False
-        segment = Segment.of_tree(state.table, start, list(tokens[start + 1 : end + 1]), logits=False)
-        self.write([segment], self._take(held, state, end))
+        segment, features = self._next(held, state, tokens, end, logits=False)
+        self.write([segment], features)
         return True
 
-    def _take(self, held: Features, state: State, end: int) -> Tensor:
-        """The target's features of the next pairs up to `end`, which count as fed but for those that come again."""
+    def _next(
+        self, held: Features, state: State, tokens: Sequence[int], end: int, *, logits: bool
+    ) -> tuple[Segment, Tensor]:
+        """The next pairs up to `end` with the target's features; they count as fed but for those that come again."""
         start, state.computed = state.computed, max(end - self.again, state.computed)
-        return held.take(end - start, end - state.computed)
+        segment = Segment.of_tree(state.table, start, list(tokens[start + 1 : end + 1]), logits=logits)
+        return segment, held.take(end - start, end - state.computed)
 
     def known(self, context: Context, state: State) -> int:
         """A pair for every token but the first: its feature is of the token before it.
@@ -146,51 +132,21 @@ class HeadDrafter(ModelDrafter):
         pairs = len(context.tokens) - 1
         return pairs if features is not None and features.end >= pairs > state.computed else -1
 
-    def feed_context(self, drafting: Sequence[Drafting]) -> Level:
-        """The pairs of all that was committed since the last draft; the last of each is the root's."""
-        for g in drafting:
-            while g.base - g.state.computed > PREFILL_CHUNK:
-                self.write(*self.pending([g], PREFILL_CHUNK, logits=False))
-        segments, features = self.pending(drafting, PREFILL_CHUNK, logits=True)
-        level = self.root_level(drafting, segments, features)
-        if self.notes_features:
-            self._note(drafting, segments, features)
-        return level
-
-    def afresh(
-        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
-    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
-        """The head fed true features."""
-        twin, table, end, states = copy(self), BlockTable(), count + self.again, torch.cat(list(features))
-        twin.runner = self.runner.beside(blocks + 1)
-        twin.runner.cache.reserve(table, end, 0)
-        for start in range(0, end, PREFILL_CHUNK):
-            chunk = list(tokens[start + 1 : end + 1])[: PREFILL_CHUNK + self.again]  # the last come again
-            segment = Segment.of_tree(table, start, chunk, logits=False)
-            twin.write([segment], states[start : start + len(chunk)])
-        return twin.runner.cache, table, tokens[self.behind : count + self.behind]
-
-    def _note(self, drafting: Sequence[Drafting], segments: Sequence[Segment], features: Tensor) -> None:
-        """Keep what fed the head, as the drafts' notes will say it."""
-        norms, start = layer_norms(features, len(self.aux_layers)), 0
-        for g, segment in zip(drafting, segments, strict=True):
-            end = start + len(segment.tokens)
-            g.first, g.norms = segment, norms[start:end].copy()  # a record keeps them: not the tensor of all
-            start = end
+    def note(self, drafting: Sequence[Drafting], segments: Sequence[Segment], features: Tensor) -> None:
+        if not self.notes_features:
+            return
+        norms, ends = layer_norms(features, len(self.aux_layers)), np.cumsum([len(s.tokens) for s in segments])
+        for g, segment, own in zip(drafting, segments, np.split(norms, ends[:-1]), strict=True):
+            g.first, g.norms = segment, own.copy()  # a record keeps them: not the tensor of all
 
     def pending(self, drafting: Sequence[Drafting], limit: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
-        """Segments of the next pairs, at most `limit` of each request, and the target's features of all of them."""
-        segments, hidden = [], []
+        pairs = []
         for g in drafting:
-            start, end = g.state.computed, min(g.base, g.state.computed + limit)
-            tokens = list(g.context.tokens[start + 1 : end + 1])
-            segment = Segment.of_tree(g.state.table, start, tokens, logits=logits)
-            segments.append(segment)
-            hidden.append(self._take(self._features[g.context.request], g.state, end))
-        return segments, torch.cat(hidden)
+            held, end = self._features[g.context.request], min(g.base, g.state.computed + limit)
+            pairs.append(self._next(held, g.state, g.context.tokens, end, logits=logits))
+        return [segment for segment, _ in pairs], torch.cat([features for _, features in pairs])
 
     def level_of(self, logits: Tensor) -> Level:
-        """What trees grow by, from a pass's logits [R, draft vocabulary]."""
         return Level(logits, self.runner.vocab_size, self.runner.d2t)
 
     def rewind(self, request: str, tokens: int) -> bool:
@@ -203,7 +159,6 @@ class HeadDrafter(ModelDrafter):
         return True
 
     def release(self, request: str) -> None:
-        """Free the request's blocks and features."""
         super().release(request)
         self._features.pop(request, None)
 
@@ -216,11 +171,9 @@ class Eagle(HeadDrafter):
     _hidden: Tensor  # [R, width] of the last pass
 
     def write(self, segments: list[Segment], features: Tensor) -> None:
-        """A pass over the pairs."""
         self.runner.forward(segments, self.runner.combine(features))
 
     def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
-        """The pass over the committed pairs."""
         return self._level(segments, self.runner.combine(features))
 
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:

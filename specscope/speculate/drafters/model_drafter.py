@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,8 +17,8 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.model.runner import ModelRunner
 from specscope.plans.plan import TreePlan
-from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter, DraftRow
-from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, start_tree
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter, Level
+from specscope.speculate.drafters.tree_builder import TreeBuilder, grow_trees, start_tree
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.records import Phase, Verdict
 from specscope.trace.record.tree import DraftTree, Floats, Ints
@@ -51,18 +51,20 @@ class Drafting:
     first: Segment | None = None  # what its first pass fed, where that is noted
     norms: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # of the features of those rows
 
-    def row(self, path: Sequence[int]) -> DraftRow | None:
+    def row(self, path: Sequence[int]) -> Level | None:
         """The logits behind these tokens, for whoever looks at the step."""
         for level, rows, frontier in self.passes:
             for row, node in zip(rows, frontier, strict=True):
                 if self.builder.path(node) == list(path):
-                    return DraftRow(level.logits[row], level.vocab_size, level.d2t)
+                    return Level(level.logits[row : row + 1], level.vocab_size, level.d2t)
         return None
 
 
 class ModelDrafter(Drafter, ABC):
     """Drafts by passes of a model over all requests' trees at once. Subclasses say how a pass is made."""
 
+    behind = 0  # by how many positions a slot's token lies behind the slot's own
+    again = 0  # how many of the rows that were fed last are fed once more: they hang on tokens that were guessed
     ahead: int | None = None  # where one pass gives all depths: how many rows it feeds behind those that are committed
 
     def __init__(self, plan: TreePlan, cache: KVCache, max_context: int) -> None:
@@ -78,6 +80,33 @@ class ModelDrafter(Drafter, ABC):
         """How many slots the committed tokens take in the drafter's cache; -1 where it cannot draft yet."""
 
     @abstractmethod
+    def pending(self, drafting: Sequence[Drafting], limit: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
+        """Segments of what is committed but not computed, at most `limit` of each request, and the target's features.
+
+        It counts as computed then. features [N, F], for N rows; empty where it needs none.
+        """
+
+    @abstractmethod
+    def write(self, segments: list[Segment], features: Tensor) -> None:
+        """Write the KV of committed tokens that nothing is drafted from."""
+
+    @abstractmethod
+    def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
+        """The pass over what is committed, whose last row of each request is its root's."""
+
+    def note(self, drafting: Sequence[Drafting], segments: Sequence[Segment], features: Tensor) -> None:
+        """Keep what fed that pass, where drafts' notes say it."""
+
+    def feed_context(self, drafting: Sequence[Drafting]) -> Level:
+        """All that was committed since the last draft, of a long stretch a chunk at a time."""
+        for g in drafting:
+            while g.base - g.state.computed > PREFILL_CHUNK:
+                self.write(*self.pending([g], PREFILL_CHUNK, logits=False))
+        segments, features = self.pending(drafting, PREFILL_CHUNK, logits=True)
+        level = self.root_level(drafting, segments, features)
+        self.note(drafting, segments, features)
+        return level
+
     def afresh(
         self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
     ) -> tuple[KVCache, BlockTable, Sequence[int]]:
@@ -86,50 +115,42 @@ class ModelDrafter(Drafter, ABC):
         `features`: of the target's layers that it observes, in parts, from the text's first position on. Returns the
         cache, its table, and the token behind each place.
         """
+        twin, table, end = copy(self), BlockTable(), count + self.again
+        twin.runner = self.runner.beside(blocks + 1)
+        states = torch.cat(list(features)) if features else torch.empty(0)
+        twin.runner.cache.reserve(table, end, 0)
+        for start in range(0, end, PREFILL_CHUNK):
+            chunk = list(tokens[start + self.behind : end + self.behind])[: PREFILL_CHUNK + self.again]
+            segment = Segment.of_tree(table, start, chunk, logits=False)
+            twin.write([segment], states[start : start + len(chunk)])
+        return twin.runner.cache, table, tokens[self.behind : count + self.behind]
 
-    @abstractmethod
-    def feed_context(self, drafting: Sequence[Drafting]) -> Level:
-        """Feed what is committed but not computed; a row of logits for each request's root."""
-
-    @abstractmethod
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
-        """Feed every tree's frontier; a row of logits for each of its nodes."""
+        """Feed every tree's frontier; a row of logits for each of its nodes. Asked for where a pass is a level."""
+        raise NotImplementedError
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """One tree for each request; none for a request for which the drafter's cache has no room."""
         self.passes = ()
         drafting = {c.request: g for c in contexts if (g := self._begin(c)) is not None}
         if drafting:
-            (self.grow if self.ahead is None else self.grow_at_once)([*drafting.values()])
+            self.grow([*drafting.values()])
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 
     def grow(self, drafting: Sequence[Drafting]) -> None:
-        """Grow the trees, a pass for each of their levels."""
-        feed = self.feed_context
+        """Grow the trees level by level: a pass for each, or one, in which the nodes of a depth share a row."""
+        place, feed, depth = {g.context.request: i for i, g in enumerate(drafting)}, self.feed_context, 0
         while drafting:
-            level = self.run_pass(feed, drafting)
+            if self.ahead is None or depth == 0:
+                level = self.run_pass(feed, drafting)
+                for g in drafting:
+                    g.fed.append(len(g.rows) if g.passes else g.base - g.cached + (self.ahead or 0))
             for g in drafting:
-                g.fed.append(len(g.rows) if g.passes else g.base - g.cached)
-            drafting, feed = self.give_children(level, drafting), self.feed_frontier
-
-    def grow_at_once(self, drafting: Sequence[Drafting]) -> None:
-        """Grow the trees from one pass, in which the nodes of a frontier share the row of their depth."""
-        level, row = self.run_pass(self.feed_context, drafting), dict[str, int]()
-        for place, g in enumerate(drafting):
-            row[g.context.request] = place * self.max_depth
-            g.fed = [g.base - g.cached + (self.ahead or 0)]
-        while drafting:
-            for g in drafting:
-                g.rows = [row[g.context.request]] * len(g.builder.frontier)
-                row[g.context.request] += 1
-            drafting = self.give_children(level, drafting)
-
-    def give_children(self, level: Level, drafting: Sequence[Drafting]) -> list[Drafting]:
-        """Give each tree's frontier children from its rows of `level`; the trees that grow on."""
-        for g in drafting:
-            g.passes.append((level, g.rows, g.builder.frontier))
-        grow_trees(level, [(g.builder, g.rows) for g in drafting])
-        return [g for g in drafting if g.builder.frontier]
+                if self.ahead is not None:
+                    g.rows = [place[g.context.request] * self.max_depth + depth] * len(g.builder.frontier)
+                g.passes.append((level, g.rows, g.builder.frontier))
+            grow_trees(level, [(g.builder, g.rows) for g in drafting])
+            drafting, feed, depth = [g for g in drafting if g.builder.frontier], self.feed_frontier, depth + 1
 
     def _begin(self, context: Context) -> Drafting | None:
         has_room = self.make_room(context)
@@ -198,7 +219,6 @@ class ModelDrafter(Drafter, ABC):
         return True
 
     def release(self, request: str) -> None:
-        """Free the request's blocks."""
         state = self.states.pop(request, None)
         if state is not None:
             self.cache.truncate(state.table, 0)
@@ -218,40 +238,25 @@ class DraftModel(ModelDrafter):
         self.runner: ModelRunner = runner
 
     def known(self, context: Context, state: State) -> int:
-        """Every committed token, including the root."""
         return len(context.tokens)
 
-    def feed_context(self, drafting: Sequence[Drafting]) -> Level:
-        """Long stretches of committed tokens a chunk at a time, then the rest of every request, the root last."""
+    def pending(self, drafting: Sequence[Drafting], limit: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
+        segments = []
         for g in drafting:
-            while g.base - g.state.computed > PREFILL_CHUNK:
-                self.runner.forward([self.pending(g, PREFILL_CHUNK, logits=False)])
-        segments = [self.pending(g, g.base - g.state.computed, logits=True) for g in drafting]
-        return self._level(self.runner.forward(segments))
+            start, g.state.computed = g.state.computed, min(g.base, g.state.computed + limit)
+            tokens = list(g.context.tokens[start : g.state.computed])
+            segments.append(Segment.of_tree(g.state.table, start, tokens, logits=logits))
+        return segments, torch.empty(0)
 
-    def pending(self, g: Drafting, count: int, *, logits: bool) -> Segment:
-        """The next `count` committed tokens of a request."""
-        start = g.state.computed
-        g.state.computed += count
-        tokens = list(g.context.tokens[start : start + count])
-        return Segment.of_tree(g.state.table, start, tokens, logits=logits)
+    def write(self, segments: list[Segment], features: Tensor) -> None:
+        self.runner.forward(segments)
 
-    def afresh(
-        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
-    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
-        """A prefill of the committed tokens, which lie at their positions."""
-        runner = ModelRunner(self.runner.loaded, blocks, backend=self.cache.backend)
-        table, held = BlockTable(), tokens[:count]
-        runner.cache.reserve(table, count, 0)
-        deque(runner.compute(table, held), maxlen=0)
-        return runner.cache, table, held
+    def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
+        return Level(torch.cat(self.runner.forward(segments)), self.runner.loaded.vocab_size)
 
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
-        """Feed one row for each node of the frontiers."""
-        return self._level(self.runner.forward([g.builder.segment(g.state.table, g.base) for g in drafting]))
-
-    def _level(self, logits: list[Tensor]) -> Level:
-        return Level(torch.cat(logits), self.runner.loaded.vocab_size)
+        segments = [g.builder.segment(g.state.table, g.base) for g in drafting]
+        return self.root_level(drafting, segments, torch.empty(0))
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Move the accepted path's KV to its final slots, as far as the drafter has run it.

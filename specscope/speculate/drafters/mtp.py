@@ -5,9 +5,8 @@ head does, fed with the target's state at the root and with its own below.
 
 Where a chain is no longer than there are modules, each drafts a token, as transformers' MTPCandidateGenerator does:
 module k goes over the slots that module 0 was fed, with the tokens k places on, of which the last k are those drafted
-before it. What it writes into its KV at the last slots thus hangs on guesses, so the last of them (one less than there
-are modules) are always fed again, from the target's true states and the tokens that were committed; transformers does
-so after a rejection.
+before it. What it writes at the last slots thus hangs on guesses, so the last of them (one less than there are modules)
+are always fed again, from the target's true states and the committed tokens.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from torch import Tensor
 from specscope.model.batch import Segment
 from specscope.model.heads.mtp import MtpRunner
 from specscope.plans.plan import TreePlan
-from specscope.speculate.drafters.base import Draft
+from specscope.speculate.drafters.base import Draft, Level
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.record.notes import MethodNotes
 
 
@@ -48,7 +46,6 @@ class Mtp(Eagle):
             segments = [_rolled(segment, segment.tokens[-1]) for segment in segments]
 
     def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
-        """The first module over the committed pairs."""
         if self.iterates:
             return super().root_level(drafting, segments, features)
         return self._pass(0, drafting, segments, features.split([len(segment.tokens) for segment in segments]))

@@ -17,8 +17,8 @@ from specscope.model.loader import LoadedModel
 from specscope.model.places import Backend
 from specscope.plans.kinds import RUN_HERE
 from specscope.plans.plan import TreePlan
-from specscope.speculate.drafters.base import Context, Draft, Drafter, DraftRow
-from specscope.speculate.drafters.tree_builder import Level, start_tree
+from specscope.speculate.drafters.base import Context, Draft, Drafter, Level
+from specscope.speculate.drafters.tree_builder import grow_trees, start_tree
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.tree_shape import MAX_NODES
@@ -47,12 +47,12 @@ def draft_tree(context: Context, plan: TreePlan, logits: Callable[[list[list[int
         paths = [builder.path(node) for node in builder.frontier]
         level = logits(paths).float()
         rows |= zip(map(tuple, paths), level, strict=True)
-        builder.grow(Level(level, level.shape[1]), range(len(paths)))
+        grow_trees(Level(level, level.shape[1]), [(builder, range(len(paths)))])
     draft, _ = builder.finish()
 
-    def row(path: Sequence[int]) -> DraftRow | None:
+    def row(path: Sequence[int]) -> Level | None:
         given = rows.get(tuple(path))
-        return None if given is None else DraftRow(given, len(given), None)
+        return None if given is None else Level(given[None], len(given))
 
     return Draft(draft.tree, draft.q, draft.notes, row=row)
 
@@ -71,23 +71,21 @@ class OwnDrafter(Drafter):
         """`named`: module:Class. Raises UserError where what `make` makes is no drafter."""
         self._flag, self._vocabulary = f"--drafter {named}", setup.target.vocab_size
         self.source = _source(make)  # a digest of the file that it is written in: another one is another drafter
-        if isinstance(make, type) and not hasattr(make, "propose"):
-            raise UserError(f"{self._flag} has no propose: derive it from specscope.Drafter")
-        self._theirs = self._asked("calling it with a DrafterSetup", make, setup)
-        missing = [name for name in ("max_nodes", "max_depth", "propose") if not hasattr(self._theirs, name)]
-        if missing:
-            raise UserError(f"{self._flag} has no {missing[0]}: derive it from specscope.Drafter")
-        name = str(getattr(self._theirs, "name", Drafter.name))
-        self.name = named if name == Drafter.name else name
+        may_be = not isinstance(make, type) or issubclass(make, Drafter)
+        theirs = self._asked("calling it with a DrafterSetup", make, setup) if may_be else None
+        if not isinstance(theirs, Drafter):
+            raise UserError(f"{self._flag} is no drafter: derive it from specscope.Drafter")
+        self._theirs: Drafter = theirs
+        self.name = named if theirs.name == Drafter.name else theirs.name
         if self.name in RUN_HERE:
-            raise UserError(f"{self._flag}: specscope has a drafter named {name}: give it another name")
-        self.max_nodes, self.max_depth = int(self._theirs.max_nodes), int(self._theirs.max_depth)
+            raise UserError(f"{self._flag}: specscope has a drafter named {self.name}: give it another name")
+        self.max_nodes, self.max_depth = int(theirs.max_nodes), int(theirs.max_depth)
         if not 1 <= self.max_depth <= self.max_nodes <= MAX_NODES:
             raise UserError(
                 f"{self._flag}: max_nodes is {self.max_nodes} and max_depth {self.max_depth}: "
                 f"they must be at least 1, and at most {MAX_NODES} nodes"
             )
-        self.aux_layers = tuple(getattr(self._theirs, "aux_layers", ()))
+        self.aux_layers = tuple(theirs.aux_layers)
 
     def _asked(self, what: str, ask: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         try:
@@ -95,16 +93,11 @@ class OwnDrafter(Drafter):
         except Exception as error:
             raise failed(f"{self._flag}: {what} failed", error) from error
 
-    def _told(self, name: str, *arguments: object, otherwise: object = None) -> Any:  # noqa: ANN401
-        """What a method gives that a drafter need not have."""
-        method = getattr(self._theirs, name, None)
-        return otherwise if method is None else self._asked(name, method, *arguments)
-
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """Its drafts. Raises UserError where one cannot be verified."""
         self.passes = ()
         drafts = list(self._asked("propose", self._theirs.propose, contexts))
-        self.passes = tuple(getattr(self._theirs, "passes", ()))
+        self.passes = tuple(self._theirs.passes)
         if len(drafts) != len(contexts):
             raise UserError(f"{self._flag}: propose returned {len(drafts)} drafts for {len(contexts)} requests")
         for context, draft in zip(contexts, drafts, strict=True):
@@ -129,17 +122,13 @@ class OwnDrafter(Drafter):
         return ""
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        """Tell it what became of a draft."""
-        self._told("commit", context, tree, verdict)
+        self._asked("commit", self._theirs.commit, context, tree, verdict)
 
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
-        """Give it the target's features."""
-        self._told("observe", request, start, features, tokens)
+        self._asked("observe", self._theirs.observe, request, start, features, tokens)
 
     def rewind(self, request: str, tokens: int) -> bool:
-        """Whether it can go back."""
-        return bool(self._told("rewind", request, tokens, otherwise=True))
+        return bool(self._asked("rewind", self._theirs.rewind, request, tokens))
 
     def release(self, request: str) -> None:
-        """Have it forget a request."""
-        self._told("release", request)
+        self._asked("release", self._theirs.release, request)

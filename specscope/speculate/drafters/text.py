@@ -6,8 +6,7 @@
 continuations is grown by the likeliest path first, where a path is as likely as the share of occurrences that went on
 so; a suffix of p tokens may bring FACTOR * p nodes, since a long match is followed the longest. Of these trees the one
 is taken that is expected to have the most tokens accepted. Occurrences are looked for in the request's own prompt and
-output. A suffix tree would find them too, but takes a node or more a token. Here the places of each pair of tokens are
-kept, and compared backwards from the latest MOST of them: memory is bounded by the length of the text, a look by MOST.
+output, by the places of each pair of tokens, the latest MOST of them: memory is bounded by the length of the text.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,39 +31,36 @@ def pruned(draft: Draft, context: Context) -> Draft:
     """The nodes that may come, each behind its own path. Of a tree without q: deterministic."""
     if context.allowed is None or not len(draft.tree):
         return draft
-    output, tree = context.tokens[context.prompt_len :], draft.tree
-    place, path = {ROOT: ROOT}, dict[int, list[int]]({ROOT: []})
-    for node, (token, above) in enumerate(zip(tree.token.tolist(), tree.parent.tolist(), strict=True)):
-        rows = context.allowed.rows(output, [path[above]]) if above in place else None
-        if above in place and (rows is None or allows(rows[0], token)):
-            place[node], path[node] = len(place) - 1, [*path[above], token]
-    allowed = [node for node in place if node != ROOT]
-    if len(allowed) == len(tree):
+    output, tree, kept = context.tokens[context.prompt_len :], draft.tree, list[int]()
+    for node, above in enumerate(tree.parent.tolist()):
+        if above == ROOT or above in kept:
+            *path, token = tree.token[tree.path_to(node)].tolist()
+            rows = context.allowed.rows(output, [path])
+            if rows is None or allows(rows[0], token):
+                kept.append(node)
+    if len(kept) == len(tree):
         return draft
+    place = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
     method = draft.method
     if method is not None and len(method.confidence):
-        method = replace(method, confidence=method.confidence[allowed])
-    left = DraftTree.build(tree.token[allowed].tolist(), [place[int(tree.parent[node])] for node in allowed])
-    return replace(draft, tree=left, method=method if allowed else None, pruned=len(tree) - len(allowed))
+        method = replace(method, confidence=method.confidence[kept])
+    left = DraftTree.build(tree.token[kept].tolist(), [place[int(tree.parent[node])] for node in kept])
+    return replace(draft, tree=left, method=method if kept else None, pruned=len(tree) - len(kept))
 
 
 class TextDrafter(Drafter, ABC):
     """Drafts what followed when the text's end occurred before. Deterministic: q is a point mass."""
 
-    def __init__(self, nodes: int, depth: int) -> None:
-        self.max_nodes, self.max_depth = nodes, depth
+    def __init__(self, nodes: int, depth: int, new_index: Callable[[], Any]) -> None:
+        """`new_index`: an index of an empty text."""
+        self.max_nodes, self.max_depth, self._new_index = nodes, depth, new_index
         self._indices: dict[str, Any] = {}  # by request, of its text as it was seen last
-
-    @abstractmethod
-    def _new_index(self) -> Any:  # noqa: ANN401
-        """An index of an empty text."""
 
     @abstractmethod
     def _continue(self, context: Context, index: Any) -> Draft:  # noqa: ANN401
         """What followed the end of a text that the index has taken in."""
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """A tree of continuations for each request."""
         drafts = []
         for context in contexts:
             index = self._indices.setdefault(context.request, self._new_index())
@@ -72,12 +69,10 @@ class TextDrafter(Drafter, ABC):
         return drafts
 
     def rewind(self, request: str, tokens: int) -> bool:
-        """Forget a request's text: it is taken in anew."""
         self.release(request)
         return True
 
     def release(self, request: str) -> None:
-        """Forget a request's text."""
         self._indices.pop(request, None)
 
 
@@ -126,11 +121,8 @@ class NgramDrafter(TextDrafter):
     name = "ngram"
 
     def __init__(self, depth: int = 5, width: int = 1, longest: int = 4, shortest: int = 2) -> None:
-        super().__init__(depth * width, depth)
+        super().__init__(depth * width, depth, lambda: NgramIndex(depth, width, range(shortest, longest + 1)))
         self.depth, self.width, self.longest, self.shortest = depth, width, longest, shortest
-
-    def _new_index(self) -> NgramIndex:
-        return NgramIndex(self.depth, self.width, range(self.shortest, self.longest + 1))
 
     def _continue(self, context: Context, index: NgramIndex) -> Draft:
         tokens = context.tokens
@@ -214,29 +206,8 @@ class Text:
 
     def _shared(self, end: int, suffix: array[int]) -> int:
         """How many of the last tokens of `suffix` the text has before `end`; its last two are known to be there."""
-        low, high = SHORTEST, min(end, len(suffix))
-        if self.tokens[end - high : end] == suffix[len(suffix) - high :]:
-            return high
-        while high - low > 1:  # `low` are the same, `high` are not
-            middle = (low + high) // 2
-            same = self.tokens[end - middle : end] == suffix[len(suffix) - middle :]
-            low, high = (middle, high) if same else (low, middle)
-        return low
-
-
-@dataclass(frozen=True)
-class Grown:
-    """Continuations of one suffix. `counts`: of its `total` occurrences, how many went down to each node."""
-
-    total: int
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-
-    @property
-    def score(self) -> float:
-        """Tokens that are expected to be accepted: the sum of the shares, divided once, so that equals are equal."""
-        return sum(self.counts) / self.total
+        differ = lambda size: self.tokens[end - size : end] != suffix[len(suffix) - size :]  # noqa: E731
+        return SHORTEST + bisect_left(range(SHORTEST + 1, min(end, len(suffix)) + 1), True, key=differ)
 
 
 class SuffixDrafter(TextDrafter):
@@ -245,55 +216,53 @@ class SuffixDrafter(TextDrafter):
     name = "suffix"
 
     def __init__(self, nodes: int = 16, depth: int = 16) -> None:
-        super().__init__(nodes, min(depth, nodes))
-
-    def _new_index(self) -> Text:
-        return Text()
+        super().__init__(nodes, min(depth, nodes), Text)
 
     def _continue(self, context: Context, index: Text) -> Draft:
-        best, match = Grown(1), (0, list[int]())
+        best, most, match = list[tuple[int, int, int]](), 0.0, (0, list[int]())
         for size, places in index.occurrences().items():  # the longest first
             nodes = min(self.max_nodes, int(FACTOR * size))
-            if min(nodes, self.max_depth) <= best.score:  # shares of a level add up to 1: no shorter match has more
+            if min(nodes, self.max_depth) <= most:  # shares of a level add up to 1: no shorter match has more
                 break
             grown = grow(index, places, nodes, self.max_depth)
-            if grown.score > best.score:  # of equals the longer match
-                best, match = grown, (size, places)
-        size, places = match
-        if not places:
+            # Tokens that are expected to be accepted: the sum of the shares, divided once, so that equals are equal.
+            expected = sum(count for _, _, count in grown) / len(places)
+            if expected > most:  # of equals the longer match
+                best, most, match = grown, expected, (size, places)
+        if not best:
             return NO_DRAFT
+        (size, places), (tokens, parents, counts) = match, zip(*best, strict=True)
         found = {"the prompt": min(places) <= context.prompt_len, "the output": max(places) > context.prompt_len}
         method = MethodNotes(
-            confidence=(np.array(best.counts) / best.total).astype(np.float32),
+            confidence=(np.array(counts) / len(places)).astype(np.float32),
             match_length=size,
             match_count=len(places),
             match_source=", ".join(name for name, yes in found.items() if yes),
         )
-        return Draft(DraftTree.build(best.tokens, best.parents), method=method)
+        return Draft(DraftTree.build(tokens, parents), method=method)
 
 
-def grow(text: Text, places: Sequence[int], nodes: int, depth: int) -> Grown:
-    """The likeliest continuations of these occurrences: `nodes` at most, `depth` deep at most."""
-    grown, total = Grown(len(places)), len(places)
-    heap: list[tuple[int, int, int, int, list[int]]] = []  # count (negative), age, token, parent, places
+def grow(text: Text, places: Sequence[int], nodes: int, depth: int) -> list[tuple[int, int, int]]:
+    """The likeliest continuations of these occurrences: `nodes` at most, `depth` deep at most.
 
-    def add(here: Sequence[int], parent: int) -> None:
+    Of each node its token, its parent, and how many of the occurrences went down to it.
+    """
+    grown: list[tuple[int, int, int]] = []
+    heap: list[tuple[int, int, int, int, int, list[int]]] = []  # count (negative), age, token, parent, depth, places
+
+    def add(here: Sequence[int], parent: int, deep: int) -> None:
         follows: dict[int, list[int]] = {}
         for end in here:
-            follows.setdefault(text.tokens[end], []).append(end + 1)
+            if end < len(text):
+                follows.setdefault(text.tokens[end], []).append(end + 1)
         for token, on in follows.items():  # in the order in which they were met: latest first
-            if len(on) >= LEAST * total:
-                heapq.heappush(heap, (-len(on), len(heap) + len(grown.tokens), token, parent, on))
+            if len(on) >= LEAST * len(places):
+                heapq.heappush(heap, (-len(on), len(heap) + len(grown), token, parent, deep, on))
 
-    deep: list[int] = []
-    add(places, ROOT)
-    while heap and len(grown.tokens) < nodes:
-        count, _, token, parent, on = heapq.heappop(heap)
-        grown.tokens.append(token)
-        grown.parents.append(parent)
-        grown.counts.append(-count)
-        deep.append(1 if parent == ROOT else deep[parent] + 1)
-        further = [end for end in on if end < len(text)]
-        if further and deep[-1] < depth:
-            add(further, len(grown.tokens) - 1)
+    add(places, ROOT, 1)
+    while heap and len(grown) < nodes:
+        count, _, token, parent, deep, on = heapq.heappop(heap)
+        grown.append((token, parent, -count))
+        if deep < depth:
+            add(on, len(grown) - 1, deep + 1)
     return grown

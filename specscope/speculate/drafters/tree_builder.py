@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from specscope.kernels.tree_batch import put
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan
-from specscope.speculate.drafters.base import Context, Draft, over_target
-from specscope.speculate.sampling import LogitRows, all_probabilities, likeliest
+from specscope.speculate.drafters.base import Context, Draft, Level
+from specscope.speculate.sampling import LogitRows, all_probabilities
 from specscope.speculate.verify.distribution import Draw, draw_siblings
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.records import DraftNotes
@@ -139,10 +139,7 @@ class StaticTreeBuilder(TreeBuilder):
         self._draws: list[Draw] = []  # each node's
 
     def grow(self, level: Level, rows: Sequence[int]) -> None:
-        """Top tokens, or draws without replacement."""
-        if self.sampled:
-            grow_sampled(level, [(self, rows)])
-            return
+        """Top tokens: see grow_trees for draws."""
         first, wanted = len(self.token), self.wanted()
         best = self.best_tokens(level, rows, max(map(len, wanted)))
         for node, children, row in zip(self.frontier, wanted, best, strict=True):
@@ -194,7 +191,10 @@ def grow_sampled(level: Level, growing: Sequence[tuple[StaticTreeBuilder, Sequen
     parts = [tree.rows(level, rows) for tree, rows in growing]
     q = all_probabilities(parts)
     if any(part.allowed is not None for part in parts):
-        q = _with_nothing(q, parts)
+        starts = np.cumsum([0, *(len(part.logits) for part in parts)]).tolist()
+        dead = [start + row for start, part in zip(starts, parts, strict=False) for row in part.dead]
+        # zeros where nothing may be drawn: no token may come, or none that the drafter knows
+        q = q.index_fill_(0, put(np.array(dead, np.int64), q.device), 0).nan_to_num_(nan=0.0)
     wanted = [(tree, children) for tree, _ in growing for children in tree.wanted()]
     drawn = draw_siblings(q, [tree.coin[children].tolist() for tree, children in wanted])
     start = 0
@@ -202,14 +202,6 @@ def grow_sampled(level: Level, growing: Sequence[tuple[StaticTreeBuilder, Sequen
         end = start + len(rows)
         tree.take(q[start:end].unbind(), drawn[start:end])
         start = end
-
-
-def _with_nothing(q: Tensor, parts: Sequence[LogitRows]) -> Tensor:
-    """q [F, V] with zeros in rows that nothing may be drawn from: no token may come, or none that the drafter knows."""
-    starts = np.cumsum([0, *(len(part.logits) for part in parts)]).tolist()
-    dead = [start + row for start, part in zip(starts, parts, strict=False) for row in part.dead]
-    q.index_fill_(0, put(np.array(dead, np.int64), q.device), 0)
-    return q.nan_to_num_(nan=0.0)
 
 
 class DynamicTreeBuilder(TreeBuilder):
@@ -245,27 +237,3 @@ class DynamicTreeBuilder(TreeBuilder):
 def start_tree(context: Context, plan: TreePlan) -> TreeBuilder:
     """An empty tree for a request, to be grown as the plan says."""
     return StaticTreeBuilder(context, plan) if isinstance(plan, StaticPlan) else DynamicTreeBuilder(context, plan)
-
-
-@dataclass
-class Level:
-    """The logits of a drafting pass, of every request's nodes; what all need is computed once."""
-
-    logits: Tensor  # [R, draft vocabulary]
-    vocab_size: int  # the target's
-    d2t: Tensor | None = None  # int64 [draft vocabulary] the target's token behind each; None where they are the same
-    _top: dict[int, tuple[list[list[int]], list[list[float]]]] = field(default_factory=dict)
-
-    def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
-        """The likeliest `count` tokens of every row, as the target knows them, and their log probabilities."""
-        if count not in self._top:
-            values, best = likeliest(self.logits.float().log_softmax(-1), min(count, self.logits.shape[-1]))
-            tokens = best if self.d2t is None else self.d2t[best]
-            both = torch.stack([tokens.double(), values.double()]).cpu()  # the pass's one read
-            self._top[count] = both[0].long().tolist(), both[1].tolist()
-        return self._top[count]
-
-    def full(self, rows: Sequence[int]) -> Tensor:
-        """Rows, in a row or one for all, as logits over the target's vocabulary; least where a token is not known."""
-        own = self.logits[rows[0] : rows[-1] + 1]
-        return over_target(own, self.vocab_size, self.d2t).expand(len(rows), -1)

@@ -1,11 +1,9 @@
 """Compiled grammars: made by a process of its own within a limit of time and memory, and kept.
 
-xgrammar has no limit of time, and `.{0,100000}` takes it minutes. The process starts with the first grammar, in about
-two seconds, and serves every engine of this program.
+xgrammar has no limit of time, and `.{0,100000}` takes it minutes. One process serves every engine of this program.
 
-What xgrammar 0.2.8 would silently leave out of a JSON schema or a regular expression is refused in one line: found by
-trying each keyword; vLLM (v1/structured_output/backend_xgrammar.py) and SGLang (constrained/json_schema_validation.py)
-refuse most of the same.
+What xgrammar 0.2.8 would silently leave out of a JSON schema or a regular expression, found by trying each keyword, is
+refused in one line; vLLM (v1/structured_output/backend_xgrammar.py) and SGLang refuse most of the same.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -28,9 +26,11 @@ from specscope.trace.checked import decoded, short
 from specscope.trace.record.params import StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
 
-# Keywords whose value is a schema, a list of schemas, or a mapping to schemas.
-_ONE = ("additionalProperties", "items", "propertyNames", "unevaluatedItems", "unevaluatedProperties")
-_LIST = ("allOf", "anyOf", "oneOf", "prefixItems")
+# Keywords whose value is a schema, or a list of schemas; and those whose value is a mapping to schemas
+_INSIDE = (
+    *("additionalProperties", "items", "propertyNames", "unevaluatedItems", "unevaluatedProperties"),
+    *("allOf", "anyOf", "oneOf", "prefixItems"),
+)
 _NAMED = ("$defs", "definitions", "patternProperties", "properties")
 _IGNORED = (
     *("not", "if", "then", "else", "multipleOf", "uniqueItems", "contains", "minContains", "maxContains"),
@@ -66,16 +66,14 @@ def _schemas(schema: object, where: str) -> Iterator[tuple[dict[str, Any], str]]
     if not isinstance(schema, dict):
         return
     yield schema, where
-    for name in _ONE:
-        yield from _schemas(schema.get(name), f"{where}/{name}")
-    for name in _LIST:
+    for name in (*_INSIDE, *_NAMED):
         inside = schema.get(name)
-        for index, subschema in enumerate(inside if isinstance(inside, list) else ()):
-            yield from _schemas(subschema, f"{where}/{name}/{index}")
-    for name in _NAMED:
-        named = schema.get(name)
-        for key, subschema in named.items() if isinstance(named, dict) else ():
-            yield from _schemas(subschema, f"{where}/{name}/{key}")
+        if isinstance(inside, list):
+            inside = dict(enumerate(inside))
+        elif name in _INSIDE:
+            inside = {"": inside}
+        for key, subschema in inside.items() if isinstance(inside, dict) else ():
+            yield from _schemas(subschema, f"{where}/{name}/{key}".removesuffix("/"))
 
 
 def _unheld(schema: dict[str, Any]) -> Iterator[str]:
@@ -93,27 +91,20 @@ def _unheld(schema: dict[str, Any]) -> Iterator[str]:
     if "enum" in schema or "const" in schema:
         return
     known, patterns = schema.get("properties", {}), schema.get("patternProperties") or {}
-    yield from _untyped(schema, _TYPED)
+    for name in (*_TYPED, *(() if known else _OF_OBJECTS)) if "type" not in schema else ():
+        if name in schema:
+            yield f"{name} cannot be enforced without a type: add one"
     if "format" in schema and schema["format"] not in _FORMATS:
         yield f"format {short(schema['format'])} is not known: leave it out"
     if sum(["format" in schema, "pattern" in schema, "minLength" in schema or "maxLength" in schema]) > 1:
         yield "format, pattern and minLength or maxLength cannot be enforced together: keep one of them"
     if "pattern" in schema and (why := _unheld_regex(str(schema["pattern"]), in_schema=True)):
         yield f"pattern: {why}"
-    if not known:
-        yield from _untyped(schema, _OF_OBJECTS)
     for name in schema.get("required") or () if isinstance(known, dict) else ():
         if name not in known:
             yield f"required names {short(name)}, which properties does not describe: add it there"
-    if patterns and (known or len(patterns) > 1 or "propertyNames" in schema):
-        yield "patternProperties cannot be enforced beside properties, propertyNames or another pattern"
-    if "propertyNames" in schema and known:
-        yield "propertyNames cannot be enforced beside properties"
-
-
-def _untyped(schema: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
-    if "type" not in schema:
-        yield from (f"{name} cannot be enforced without a type: add one" for name in names if name in schema)
+    if sum([bool(known), len(patterns), "propertyNames" in schema]) > 1:
+        yield "properties, patternProperties of one pattern and propertyNames cannot be enforced together: keep one"
 
 
 def _unheld_regex(text: str, *, in_schema: bool = False) -> str:
@@ -182,10 +173,9 @@ class GrammarTokens:
         digest = blake2b(repr((pieces, stops)).encode(), digest_size=16).hexdigest()
         return GrammarTokens(digest, pieces, stops, frozenset(token for token, piece in enumerate(pieces) if not piece))
 
-
-@lru_cache(4)
-def _info(tokens: GrammarTokens) -> Any:  # noqa: ANN401
-    return token_info(library(), list(tokens.pieces), list(tokens.eos))
+    @cached_property
+    def info(self) -> Any:  # noqa: ANN401
+        return token_info(library(), list(self.pieces), list(self.eos))
 
 
 _WORKER = BoundedProcess("specscope.speculate.structured.worker")
@@ -202,7 +192,6 @@ class Grammars:
 
     @cached_property
     def tokens(self) -> GrammarTokens:
-        """The vocabulary, read when it is first asked for."""
         return GrammarTokens.of(*self._about)
 
     def check(self, form: StructuredOutputs) -> None:
@@ -213,12 +202,10 @@ class Grammars:
         check_form(form)
 
     def find(self, form: StructuredOutputs) -> Any | None:  # noqa: ANN401
-        """The compiled grammar, where it is cached."""
         with _CACHE_LOCK:
-            grammar = _CACHE.get((self.tokens.digest, form))
-            if grammar is not None:
-                _CACHE.move_to_end((self.tokens.digest, form))
-            return grammar
+            if (key := (self.tokens.digest, form)) in _CACHE:
+                _CACHE.move_to_end(key)
+            return _CACHE.get(key)
 
     def compile(self, form: StructuredOutputs) -> Any:  # noqa: ANN401
         """The compiled grammar. Takes seconds at worst. Raises UserError for an invalid form."""
@@ -226,24 +213,21 @@ class Grammars:
         grammar = self.find(form)
         if grammar is None:
             text = _compile(self.tokens, form)
-            grammar = library().CompiledGrammar.deserialize_json(text, _info(self.tokens))
-            self._keep(form, grammar)
+            grammar = library().CompiledGrammar.deserialize_json(text, self.tokens.info)
+            with _CACHE_LOCK:
+                _CACHE[self.tokens.digest, form] = grammar
+                while len(_CACHE) > KEPT or sum(one.memory_size_bytes for one in [*_CACHE.values()][:-1]) > KEPT_BYTES:
+                    _CACHE.popitem(last=False)
         return grammar
 
-    def _keep(self, form: StructuredOutputs, grammar: Any) -> None:  # noqa: ANN401
-        with _CACHE_LOCK:
-            _CACHE[self.tokens.digest, form] = grammar
-            while len(_CACHE) > KEPT or sum(one.memory_size_bytes for one in [*_CACHE.values()][:-1]) > KEPT_BYTES:
-                _CACHE.popitem(last=False)
-
     def submit(self, form: StructuredOutputs) -> Future[Any]:
-        """Compile on a thread of its own."""
         return self._pool.submit(self.compile, form)
 
     def state(self, grammar: Any, stops: Iterable[int]) -> GrammarState:  # noqa: ANN401
         """Where a new request stands. `stops`: its stop tokens; those that are text are text to the grammar."""
         silent = {*self.tokens.eos, *stops} & self.tokens.never
-        return GrammarState(library(), grammar, sorted(silent), len(self.tokens.pieces), self.tokens.never)
+        matcher = library().GrammarMatcher(grammar, override_stop_tokens=sorted(silent))
+        return GrammarState(matcher, len(self.tokens.pieces), self.tokens.never - silent)
 
 
 def check_forms(forms: Iterable[StructuredOutputs | None]) -> None:
@@ -275,8 +259,5 @@ def _compile(tokens: GrammarTokens, form: StructuredOutputs) -> str:
 
 def _reason(text: str) -> str:
     """xgrammar's message as a line for people, without its file and line."""
-    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
-    if line.startswith("["):
-        line = line.partition("] ")[2]
-        line = line.partition(": ")[2] or line
+    line = re.sub(r"^\[[^]]*\] (\S+: )?", "", (text.strip() or "no reason given").splitlines()[0])
     return short(line)[1:-1] if len(line) > 150 else line.strip().rstrip(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -17,11 +18,9 @@ WALKED = 64  # tokens of each output that is tried
 MAX_WHITESPACE = 8  # spaces and line ends in a row between JSON's tokens: without a bound models loop on them
 
 
-def escaped(text: str) -> str:
-    """Inside the quotes of EBNF."""
-    return "".join(
-        "\\" + c if c in '"\\' else f"\\u{ord(c):04x}" if ord(c) < 0x20 or ord(c) == 0x7F else c for c in text
-    )
+def _quoted(text: str) -> str:
+    """As EBNF writes it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def compiled(xgr: Any, info: Any, kind: str, value: Any) -> Any:  # noqa: ANN401
@@ -30,7 +29,7 @@ def compiled(xgr: Any, info: Any, kind: str, value: Any) -> Any:  # noqa: ANN401
     if kind == "regex":
         return compiler.compile_regex(value)
     if kind == "choice":
-        return compiler.compile_grammar("root ::= " + " | ".join(f'"{escaped(text)}"' for text in value))
+        return compiler.compile_grammar("root ::= " + " | ".join(map(_quoted, value)))
     if kind == "grammar":
         return compiler.compile_grammar(value)
     schema = '{"type": "object"}' if kind == "json_object" else value

@@ -14,13 +14,11 @@ from specscope.kernels.tree_batch import ACCEPTED, DETERMINISTIC, NOBODY, REJECT
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import LogitRows, TargetRows, target_rows
-from specscope.speculate.verify.distribution import Chosen, DrafterRow, Left, Residual
+from specscope.speculate.verify.distribution import Chosen, Left, Residual
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.records import FinalKind, Verdict
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree
-
-NOTHING: Mapping[int, bool] = {}
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,6 @@ class VerifyBatch:
     q: Sequence[Tensor]  # [Q] rows, float32 [V] each: the tensors that the drafter sampled from
 
     def on_host(self) -> VerifyBatch:
-        """The same batch with its tensors on the host."""
         if self.target.p.device.type == "cpu":
             return self
         target = TargetRows(self.target.choices.cpu(), self.target.p.cpu())
@@ -68,7 +65,7 @@ def judged_tree(
     rows: list[Tensor],
     *,
     greedy: bool = False,
-    forced: Mapping[int, bool] = NOTHING,
+    forced: Mapping[int, bool] | None = None,
     final: int | None = None,
 ) -> Tree:
     """A tree as the backends walk it; its rows of q, by parent, are appended to `rows`.
@@ -80,7 +77,7 @@ def judged_tree(
     for node, row in q.items():
         q_row[node - ROOT] = len(rows)
         rows.append(row)
-    for node, accepted in forced.items():
+    for node, accepted in (forced or {}).items():
         outcome[node] = ACCEPTED if accepted else REJECTED
     return Tree(tree.token, tree.parent, tree.drawn, coin, q_row, outcome, NOBODY if final is None else final, greedy)
 
@@ -112,10 +109,10 @@ def p_of_nodes(batch: VerifyBatch) -> Doubles:
     return out
 
 
-def drafter_row(batch: VerifyBatch, row: int, children: Sequence[int]) -> DrafterRow | None:
+def drafter_row(batch: VerifyBatch, row: int, children: Sequence[int]) -> Tensor | None:
     """What the children of a row were drawn from; None where they are deterministic."""
     trees = batch.trees
-    return None if trees.drawn[children[0]] == DETERMINISTIC else DrafterRow(batch.q[trees.q_row[row]])
+    return None if trees.drawn[children[0]] == DETERMINISTIC else batch.q[trees.q_row[row]]
 
 
 @dataclass(frozen=True)
@@ -137,8 +134,8 @@ class BatchEvidence:
 
     @staticmethod
     def empty(batch: VerifyBatch, rule: str = STANDARD) -> BatchEvidence:
-        """Evidence before any node was tried."""
         nodes, each = np.zeros((6, len(batch.trees.parent))), np.zeros((4, len(batch.trees.final)))
+        nodes[1] = p_of_nodes(batch)
         return BatchEvidence(*nodes, *each, batch.trees.coin.copy(), rule)  # type: ignore[call-arg]
 
     def trial(self, row: int, outcome: int, p: float, q: float, accept: float) -> None:
@@ -158,7 +155,6 @@ class BatchEvidence:
             self.final(tree, given, left.prob(given), 1.0)
 
     def verdicts(self, batch: VerifyBatch) -> list[Verdict]:
-        """One verdict for each tree."""
         return [self._verdict(batch, tree, root) for tree, root in enumerate(batch.trees.root[:-1].tolist())]
 
     def _verdict(self, batch: VerifyBatch, tree: int, root: int) -> Verdict:

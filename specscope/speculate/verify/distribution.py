@@ -86,11 +86,6 @@ class Urn:
         return inside
 
 
-def draw(row: Tensor, coin: float) -> tuple[int, float, float]:
-    """One token from a row [V] on the host, as Urn.draw: it, its probability, and the draw's margin."""
-    return Urn(row.numpy(), block_sums(row[None])[0].numpy()).draw(coin)[:3]
-
-
 def draw_margin(coin: float, below: float, above: float) -> float:
     """How far `coin` lies from the borders of (below, above), its token's part of the cumulative sum.
 
@@ -121,18 +116,12 @@ def draw_siblings(rows: Tensor, coins: Sequence[Sequence[float]]) -> list[list[D
     return drawn
 
 
-class DrafterRow:
-    """What is left of q at a node while its children are tried."""
-
-    def __init__(self, row: Tensor) -> None:
-        self.row = row
-
-    def without(self, token: int) -> DrafterRow:
-        """The token zeroed and the rest renormalised; unchanged where nothing else has mass."""
-        row = self.row.clone()
-        row[token] = 0
-        mass = float(row.sum())
-        return DrafterRow(row.div_(mass)) if mass > 0 else self
+def without(q: Tensor, token: int) -> Tensor:
+    """q [V] with the token zeroed and the rest renormalised; unchanged where nothing else has mass."""
+    row = q.clone()
+    row[token] = 0
+    mass = float(row.sum())
+    return row.div_(mass) if mass > 0 else q
 
 
 @dataclass(frozen=True)
@@ -142,20 +131,17 @@ class Chosen:
     token: int
 
     def prob(self, token: int) -> float:
-        """1 at the token, 0 elsewhere."""
         return 1.0 if token == self.token else 0.0
 
-    def reject(self, token: int, q: DrafterRow | None, scale: float = 1.0) -> tuple[Chosen, float]:
+    def reject(self, token: int, q: Tensor | None, scale: float = 1.0) -> tuple[Chosen, float]:
         """What is left, and the mass that it had before it was renormalised. `scale`: of p."""
-        taken = scale * self.prob(token) if q is None else float(q.row[self.token])
+        taken = scale * self.prob(token) if q is None else float(q[self.token])
         return self, max(scale - taken, 0.0)
 
     def figures(self) -> tuple[float, float]:
-        """Its entropy and its largest probability."""
         return 0.0, 1.0
 
     def draw(self, coin: float) -> tuple[int, float, float]:
-        """The token, whatever the coin; its probability, and the draw's margin."""
         return self.token, 1.0, 1.0
 
 
@@ -166,10 +152,9 @@ class Residual:
         self.row = row
 
     def prob(self, token: int) -> float:
-        """Probability of a token, after renormalising."""
         return float(self.row[token])
 
-    def reject(self, token: int, q: DrafterRow | None, scale: float = 1.0) -> tuple[Residual, float]:
+    def reject(self, token: int, q: Tensor | None, scale: float = 1.0) -> tuple[Residual, float]:
         """What is left, and the mass that it had before it was renormalised; all of it where that would be nothing.
 
         `scale`: of p, by the ratio of the path where that counts.
@@ -178,7 +163,7 @@ class Residual:
         if q is None:
             left[token] = 0
         else:
-            left = left.sub_(q.row).clamp_(min=0)
+            left = left.sub_(q).clamp_(min=0)
         mass = float(left.sum())
         return (Residual(left.div_(mass)) if mass > 0 else self), mass
 
@@ -188,19 +173,18 @@ class Residual:
         return float(np.float32(spread(row)[0])), float(np.float32(row.max()))
 
     def draw(self, coin: float) -> tuple[int, float, float]:
-        """The token at which the cumulative sum passes the coin, its probability, and the draw's margin."""
-        return draw(self.row, coin)
+        return Urn(self.row.numpy(), block_sums(self.row[None])[0].numpy()).draw(coin)[:3]
 
 
 Left = Chosen | Residual
 
 
 def rejected(
-    p: Left, q: DrafterRow | None, token: int, *, gone: bool, scale: float = 1.0
-) -> tuple[Left, DrafterRow | None, float]:
+    p: Left, q: Tensor | None, token: int, *, gone: bool, scale: float = 1.0
+) -> tuple[Left, Tensor | None, float]:
     """What is left of p and of q after a child was rejected, and the residual's mass before it was renormalised.
 
     `gone`: whether the child's token leaves q: it was drawn without replacement, and a sibling follows. `scale`: of p.
     """
     left, mass = p.reject(token, q, scale)
-    return left, q.without(token) if gone and q is not None else q, mass
+    return left, without(q, token) if gone and q is not None else q, mass

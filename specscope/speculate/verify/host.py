@@ -17,8 +17,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from specscope.kernels.tree_batch import ACCEPTED, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
-from specscope.speculate.verify.batch import BatchEvidence, VerifyBatch, drafter_row, p_of_nodes, target_left
-from specscope.speculate.verify.distribution import DrafterRow, Left, Residual, rejected
+from specscope.speculate.verify.batch import BatchEvidence, VerifyBatch, drafter_row, target_left
+from specscope.speculate.verify.distribution import Left, Residual, rejected
 from specscope.trace.record.own_rule import OwnRule, Siblings
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.rules import STANDARD
@@ -27,7 +27,6 @@ from specscope.trace.record.rules import STANDARD
 def verify(batch: VerifyBatch, own: OwnRule | None = None) -> tuple[list[Verdict], list[Left]]:
     """A verdict for each tree, and what its final token was drawn from: a pure function of the batch."""
     trees, evidence = batch.trees, BatchEvidence.empty(batch, STANDARD if own is None else own.name)
-    evidence.p[:] = p_of_nodes(batch)
     children, at_row, drawn_from = trees.children(), target_left(batch), []
     for tree, root in enumerate(trees.root[:-1].tolist()):
         row, left, depth = root, at_row[root], 1
@@ -49,7 +48,7 @@ def _try(
     trees, q = batch.trees, drafter_row(batch, row, children)
     for child in children:
         token, forced = int(trees.token[child]), trees.forced[child]
-        p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
+        p_token, q_token = p.prob(token), 1.0 if q is None else float(q[token])
         accept = min(1.0, p_token / q_token) if q_token > 0 else 0.0
         if asked is not None:
             accept = asked.accept(token, p_token, q_token, float(trees.coin[child]))
@@ -73,8 +72,8 @@ def residual(batch: VerifyBatch, row: int) -> Tensor:
 
 
 def _reject(
-    batch: VerifyBatch, child: int, p: Left, q: DrafterRow | None, *, last: bool
-) -> tuple[Left, DrafterRow | None, float]:
+    batch: VerifyBatch, child: int, p: Left, q: Tensor | None, *, last: bool
+) -> tuple[Left, Tensor | None, float]:
     """What is left of p and of q after a rejection, and the residual's mass before it was renormalised."""
     gone = batch.trees.drawn[child] == WITHOUT_REPLACEMENT and not last
     return rejected(p, q, int(batch.trees.token[child]), gone=gone)

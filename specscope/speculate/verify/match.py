@@ -11,7 +11,7 @@ coin.
 from __future__ import annotations
 
 from specscope.kernels.tree_batch import ACCEPTED, NOBODY, REJECTED, UNTRIED
-from specscope.speculate.verify.batch import BatchEvidence, VerifyBatch, p_of_nodes, target_left
+from specscope.speculate.verify.batch import BatchEvidence, VerifyBatch, target_left
 from specscope.speculate.verify.distribution import Left
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.rules import MATCH
@@ -20,7 +20,6 @@ from specscope.trace.record.rules import MATCH
 def verify(batch: VerifyBatch) -> tuple[list[Verdict], list[Left]]:
     """A verdict for each tree, and what its final token was drawn from: a pure function of the batch."""
     trees, evidence = batch.trees, BatchEvidence.empty(batch, MATCH)
-    evidence.p[:] = p_of_nodes(batch)
     children, at_row = trees.children(), target_left(batch)
     drawn_from = []
     for tree, root in enumerate(trees.root[:-1].tolist()):
@@ -44,7 +43,10 @@ def verify(batch: VerifyBatch) -> tuple[list[Verdict], list[Left]]:
 def _draw(
     batch: VerifyBatch, children: list[int], p: Left, evidence: BatchEvidence
 ) -> tuple[int | None, Left, int, float]:
-    """(The child that is the target's token, or None; what its elder siblings left of p; the token; the margin)."""
+    """(The child that is the target's token, or None; what its elder siblings left of p; the token; the margin).
+
+    p: the target's distribution at the parent.
+    """
     trees, coin, left = batch.trees, float(batch.trees.coin[children[0]]), p
     token, _, margin = p.draw(coin)
     for child in children:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specscope.kernels.tree_batch import ACCEPTED, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
-from specscope.speculate.verify.batch import BatchEvidence, VerifyBatch, drafter_row, p_of_nodes, target_left
+from specscope.speculate.verify.batch import BatchEvidence, VerifyBatch, drafter_row, target_left
 from specscope.speculate.verify.distribution import Left, rejected
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.rules import TRAVERSAL
@@ -30,14 +30,13 @@ def verify(batch: VerifyBatch, rule: str = TRAVERSAL) -> tuple[list[Verdict], li
     `rule`: block, where all trees are chains, or traversal.
     """
     trees, evidence = batch.trees, BatchEvidence.empty(batch, rule)
-    evidence.p[:] = p_of_nodes(batch)
     walk = _Walk(batch, evidence, trees.children(), target_left(batch))
     drawn_from = []
     for tree, root in enumerate(trees.root[:-1].tolist()):
         row, left = walk.below(root, 1.0, root=True) or (root, walk.at_row[root])
         evidence.recovered[tree] = bool(walk.children[row])
-        for above in walk.path(row):
-            evidence.outcome[above] = ACCEPTED
+        while trees.parent[row] != NOBODY:  # the whole path
+            evidence.outcome[row], row = ACCEPTED, int(trees.parent[row])
         evidence.draw_final(batch, tree, left)
         drawn_from.append(left)
     return evidence.verdicts(batch), drawn_from
@@ -62,7 +61,7 @@ class _Walk:
         q = drafter_row(self.batch, row, children) if children else None
         for child in children:
             token, forced = int(trees.token[child]), trees.forced[child]
-            p_token, q_token = left.prob(token), 1.0 if q is None else float(q.row[token])
+            p_token, q_token = left.prob(token), 1.0 if q is None else float(q[token])
             own_ratio = min(1.0, ratio * p_token / q_token) if q_token > 0 else 0.0
             evidence.trial(child, REJECTED, p_token, q_token, own_ratio)
             if forced == ACCEPTED:  # as if it were the root
@@ -77,12 +76,3 @@ class _Walk:
             return row, left
         evidence.accept_prob[row] = ratio
         return (row, left) if trees.coin[row] < ratio else None
-
-    def path(self, row: int) -> list[int]:
-        """The rows of a node and of its ancestors, without the root."""
-        parent = self.batch.trees.parent
-        rows = []
-        while parent[row] != NOBODY:
-            rows.append(row)
-            row = int(parent[row])
-        return rows

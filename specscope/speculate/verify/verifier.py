@@ -32,23 +32,10 @@ from specscope.trace.record.tree import ROOT, Drawn, Floats
 Part = tuple[Context, Draft, Tensor]  # a request, its draft, the target's logits [n + 1, V]
 
 
-def parent_notes(
-    batch: VerifyBatch, verdicts: Sequence[Verdict], parts: Sequence[Part], drawn_from: Sequence[Left] | None = None
-) -> list[ParentNotes]:
-    """The notes of each part that `step_batch` made the batch of.
-
-    `drawn_from`: what the final tokens were drawn from; None: what the standard rule leaves.
-    """
-    return [
-        _notes(batch, part, verdict, draft, logits, None if drawn_from is None else drawn_from[part])
-        for part, (verdict, (_, draft, logits)) in enumerate(zip(verdicts, parts, strict=True))
-    ]
-
-
 def _notes(
     batch: VerifyBatch, part: int, verdict: Verdict, draft: Draft, logits: Tensor, left: Left | None
 ) -> ParentNotes:
-    """The notes of one part. `left`: what its final token was drawn from, where that is known."""
+    """The notes of one part. `left`: what its final token was drawn from; None: what the standard rule leaves."""
     tree, root, above = draft.tree, int(batch.trees.root[part]) + 1, set(draft.tree.parent.tolist())
     nodes = [node for node in (ROOT, *verdict.path.tolist()) if node in above]
     notes = ParentsBuilder(len(tree), len(nodes))
@@ -64,7 +51,7 @@ def _notes(
             q = batch.q[int(batch.trees.q_row[root + node])]
             notes.drawn(index, q.float().cpu().numpy(), children, tokens)
         if (own := draft.row(tree.token[tree.path_to(node)].tolist())) is not None:
-            notes.drafter(index, raw_row(own.logits), raw, None if own.d2t is None else own.d2t.cpu().numpy())
+            notes.drafter(index, raw_row(own.logits[0]), raw, None if own.d2t is None else own.d2t.cpu().numpy())
     last = root + (int(verdict.path[-1]) if len(verdict.path) else ROOT)
     p = _p(batch, part, last)
     parents = np.array(nodes, np.int32)
@@ -138,7 +125,11 @@ class JudgedStep:
 
     def notes(self) -> list[ParentNotes]:
         """What target and drafter gave at the parents that were tried, for each part."""
-        return parent_notes(self.batch, self.verdicts, self.parts, self.drawn_from)
+        lefts: Sequence[Left | None] = self.drawn_from or [None] * len(
+            self.parts
+        )  # None: as the standard rule leaves it
+        each = enumerate(zip(self.verdicts, self.parts, lefts, strict=True))
+        return [_notes(self.batch, i, verdict, draft, logits, left) for i, (verdict, (_, draft, logits), left) in each]
 
 
 @dataclass

@@ -17,19 +17,19 @@ from tests.faults.planted.rules import params_of
 
 
 def softmax(change):
-    """sampling._softmax_ of the target alone, in another way: `change` [R, V] rows and parameters to p."""
+    """sampling.softmax_ of the target alone, in another way: `change` [R, V] rows and parameters to p."""
 
     def install(patch, engine):
         drafted = tree_builder.all_probabilities
-        right = sampling._softmax_
-        patch.setattr(sampling, "_softmax_", lambda rows, params: rows.copy_(change(rows, params, right)))
+        right = sampling.softmax_
+        patch.setattr(sampling, "softmax_", lambda rows, params: rows.copy_(change(rows, params, right)))
 
         def as_before(*given):
-            with_fault, sampling._softmax_ = sampling._softmax_, right
+            with_fault, sampling.softmax_ = sampling.softmax_, right
             try:
                 return drafted(*given)
             finally:
-                sampling._softmax_ = with_fault
+                sampling.softmax_ = with_fault
 
         patch.setattr(tree_builder, "all_probabilities", as_before)
 

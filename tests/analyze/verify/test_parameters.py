@@ -79,7 +79,7 @@ def test_penalties_that_forget_the_path_are_convicted(engines, monkeypatch):
     """The root's row is right, deeper ones count the output without the drafted tokens on the way."""
 
     def forgets(context, draft, logits):
-        return LogitRows(logits, context.params, context.counts, [[]] * len(logits))
+        return LogitRows(logits, context.params, context.tokens, context.prompt_len, [[]] * len(logits))
 
     monkeypatch.setattr("specscope.speculate.verify.batch.logit_rows", forgets)
     history = run(engines["draft tree"], max_tokens=120, temperature=0.7, frequency_penalty=1.5)
@@ -92,7 +92,7 @@ def test_rules_that_stop_at_the_root_are_convicted(engines, monkeypatch):
     """top-k is applied to the root's row alone."""
     from specscope.speculate import sampling
 
-    real = sampling._softmax_
+    real = sampling.softmax_
 
     def first_row(rows, params):
         deeper = real(rows[1:].clone(), dataclasses.replace(params, top_k=0))
@@ -100,7 +100,7 @@ def test_rules_that_stop_at_the_root_are_convicted(engines, monkeypatch):
         real(rows[:1], params)
         return rows
 
-    monkeypatch.setattr("specscope.speculate.sampling._softmax_", first_row)
+    monkeypatch.setattr("specscope.speculate.sampling.softmax_", first_row)
     history = run(engines["eagle dynamic"], temperature=0.8, top_k=3)
     found = check(history, "top-k")
     assert found.result is CheckResult.FAILED

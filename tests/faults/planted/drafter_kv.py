@@ -10,9 +10,10 @@ import torch
 from specscope.analyze.diagnose.causes import Cause
 from specscope.model.batch import Segment
 from specscope.model.fast.decoder import Rotary
+from specscope.speculate.drafters.base import Level
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import DraftModel, ModelDrafter, State
-from specscope.speculate.drafters.tree_builder import Level, TreeBuilder
+from specscope.speculate.drafters.tree_builder import TreeBuilder
 from tests.faults.fault import Fault, altered, replaced
 
 

@@ -20,7 +20,8 @@ def penalties_of_the_root(rows, context, draft, logits):
     """Penalties count prompt and output, but not the drafted tokens on the way to a node."""
     if not context.params.penalised:
         return LogitRows(logits, context.params)
-    return LogitRows(logits, context.params, context.counts, [[]] * (len(draft.tree) + 1))
+    paths = [[]] * (len(draft.tree) + 1)
+    return LogitRows(logits, context.params, context.tokens, context.prompt_len, paths)
 
 
 def cut_at_the_root(**without):

@@ -9,7 +9,7 @@ import numpy as np
 from specscope.analyze.diagnose.causes import Cause
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler
-from specscope.speculate.drafters.tree_builder import Level
+from specscope.speculate.drafters.base import Level
 from tests.faults.fault import Fault, altered, in_phase, replaced
 
 

@@ -12,7 +12,7 @@ from specscope.kernels.tree_batch import ACCEPTED, DETERMINISTIC, REJECTED, WITH
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.sampling import all_probabilities
 from specscope.speculate.verify import batch as inputs
-from specscope.speculate.verify import host, verifier
+from specscope.speculate.verify import distribution, host, verifier
 from specscope.speculate.verify.batch import BatchEvidence
 from specscope.speculate.verify.distribution import Draw
 from specscope.trace.record.coins import Stream
@@ -25,10 +25,10 @@ def tried(ratio=None, accept=None, order=None, reject=None, final=None):
 
     def attempt(right, batch, row, children, p, found, _):
         trees, whole, chosen = batch.trees, p, children if order is None else order(children)
-        q = None if trees.drawn[children[0]] == DETERMINISTIC else host.DrafterRow(batch.q[trees.q_row[row]])
+        q = None if trees.drawn[children[0]] == DETERMINISTIC else batch.q[trees.q_row[row]]
         for child in chosen:
             token, coin = int(trees.token[child]), trees.coin[child]
-            p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
+            p_token, q_token = p.prob(token), 1.0 if q is None else float(q[token])
             a = min(1.0, p_token / q_token) if q_token > 0 else 0.0
             a = a if ratio is None else ratio(p_token)
             accepted = coin < a if accept is None else accept(coin, a, q_token)
@@ -37,7 +37,7 @@ def tried(ratio=None, accept=None, order=None, reject=None, final=None):
                 return child, p
             p, found.residual_mass[child] = (reject or type(p).reject)(p, token, q)
             if q is not None and trees.drawn[child] == WITHOUT_REPLACEMENT and child != chosen[-1]:
-                q = q.without(token)
+                q = distribution.without(q, token)
         return None, p if final is None else final(whole, p, q)
 
     return replaced(host, "_try")(attempt)
@@ -45,7 +45,7 @@ def tried(ratio=None, accept=None, order=None, reject=None, final=None):
 
 def as_it_is(p, token, q):
     """max(p - q, 0), and not divided by its mass."""
-    left = (p.row - q.row).clamp_(min=0)
+    left = (p.row - q).clamp_(min=0)
     mass = float(left.sum())
     return (host.Residual(left) if mass > 0 else p), mass
 
@@ -80,7 +80,6 @@ def noise_again(patch, engine):
 
     def verify(right, batch, _):
         trees, found = batch.trees, BatchEvidence.empty(batch)
-        found.p[:] = host.p_of_nodes(batch)
         children, at_row, lefts = trees.children(), host.target_left(batch), []
         for tree, root in enumerate(trees.root[:-1].tolist()):
             row, left = root, at_row[root]
@@ -167,12 +166,12 @@ def next_row_of_q(step_batch, *parts):
     return dataclasses.replace(batch, q=[*batch.q[1:], *batch.q[:1]])
 
 
-@replaced(host.DrafterRow, "without")
-def not_divided(without, self, token):
+@replaced(distribution, "without")
+def not_divided(without, q, token):
     """A sibling that was tried is zeroed in q, and the rest is left as it is."""
-    row = self.row.clone()
+    row = q.clone()
     row[token] = 0
-    return host.DrafterRow(row)
+    return row
 
 
 def bonus_of_the_root(patch, engine):
@@ -220,7 +219,7 @@ def youngest_swapped(draft, places):
 
 def q_again(whole, p, q):
     """The final token is drawn from what is left of q."""
-    return p if q is None else host.Residual(q.row)
+    return p if q is None else host.Residual(q)
 
 
 @replaced(verifier, "step_batch")
@@ -240,7 +239,7 @@ def decided_by_the_root(right, batch, row, children, p, found, _):
     above = host.target_left(batch)[int(root)]
     for child in children:
         token = int(trees.token[child])
-        p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
+        p_token, q_token = p.prob(token), 1.0 if q is None else float(q[token])
         ratio = min(1.0, p_token / q_token) if q_token > 0 else 0.0
         other = min(1.0, above.prob(token) / q_token) if q_token > 0 else 0.0
         accepted = trees.coin[child] < other

@@ -1,7 +1,5 @@
 """Products from panels against float64, whatever rows, widths, threads and bias; a row's result depends on no other."""
 
-import dataclasses
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,24 +33,3 @@ def test_a_product_is_float64s(sizes, kind, bias, count):
     assert got.shape == exact.shape
     terms = x.double().abs() @ weight.double().abs().T  # a bias is added to their sum, and rounds no term
     assert ((got - exact).abs() <= torch.finfo(torch.float32).eps * ((length + 2) * terms + exact.abs())).all()
-
-
-@given(SIZES, KINDS)
-def test_a_row_is_the_same_alone_and_among_others_on_any_number_of_threads(sizes, kind):
-    rows, length, panels = sizes
-    product = Panels.of(random(PANEL * panels, length), None, kind)  # in pairs where the processor has them
-    x = random(rows, length, seed=1)
-    with threads(1):
-        alone = torch.cat([product(row[None]) for row in x])
-    for count in (1, 2, 3):
-        with threads(count):
-            assert torch.equal(product(x), alone)
-
-
-def test_an_output_that_is_not_rounded_is_the_sums_own():
-    product = Panels.of(random(PANEL, 8).bfloat16(), None, torch.bfloat16)
-    x = random(3, 8, seed=1).bfloat16()
-    whole = dataclasses.replace(product, rounds=False)(x)
-    assert whole.dtype is torch.float32
-    assert torch.equal(whole.bfloat16(), product(x))
-    assert not torch.equal(whole, product(x).float())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -24,8 +24,9 @@ HOT = {"temperature": 1.2}
 
 def one_token_more(patch, engine):
     """Top-k keeps one token too many."""
-    right = sampling.likeliest
-    patch.setattr(sampling, "likeliest", lambda rows, count: right(rows, min(count + 1, rows.shape[-1])))
+    right = sampling.softmax_
+    more = lambda params: replace(params, top_k=params.top_k and params.top_k + 1)  # noqa: E731
+    patch.setattr(sampling, "softmax_", lambda rows, params: right(rows, more(params)))
 
 
 def louder_now_and_then(patch, engine):
@@ -55,7 +56,7 @@ def without_the_path(patch, engine):
 
 def q_doubled_where_late(patch, engine):
     """From the second sibling on, q is not what was left of it."""
-    patch.setattr(distribution.DrafterRow, "without", lambda self, token: self)
+    patch.setattr(distribution, "without", lambda q, token: q)
 
 
 def children_first(patch, engine):

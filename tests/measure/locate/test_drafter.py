@@ -20,8 +20,8 @@ from specscope.measure.locate.locate import locate
 from specscope.model.fast import decoder
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.eagle_head import EagleHead
+from specscope.speculate.drafters.base import Level
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.speculate.drafters.tree_builder import Level
 from tests.faults import settings
 from tests.faults.fault import in_every_engine
 from tests.faults.models import TARGET

@@ -12,9 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
-from specscope.speculate.drafters import eagle
 from specscope.trace.record.coins import Stream, coins
-from specscope.trace.record.tree import ROOT
 from tests.dflash import LEAVING, VARIANTS, DFlashReference, assistant, dflash_tensors, write_dflash
 from tests.model.test_architectures import build
 from tests.tiny import write_tiny_model
@@ -50,26 +48,6 @@ def drafts(engine, prompts, how):
             yield tokens[: step.context_len + step.prefill_tokens + 1], step
 
 
-@pytest.mark.parametrize("name", ["z-lab", "speculators", "full and sliding", "from the anchor", "a mask embedding"])
-@pytest.mark.parametrize("chunk", [7, 512])
-def test_a_chain_is_what_the_reference_drafts(tmp_path, deep, hugging, monkeypatch, name, chunk):
-    """Every token, with a bias and without. It would differ as soon as a block's row stayed in the cache."""
-    monkeypatch.setattr(eagle, "PREFILL_CHUNK", chunk)
-    head, accepted = VARIANTS[name](tmp_path), set()
-    engine = make(deep, head, max_step_tokens=40)
-    reference = DFlashReference(head, hugging.model.embed_tokens, hugging.lm_head.weight)
-    few = dict.fromkeys(reference.d2t[[11, 23, 37, 48]].tolist(), 1000)  # four tokens are left, and some agree
-    for bias in ({}, few):
-        for tokens, step in drafts(engine, PROMPTS, params(logit_bias=bias)):
-            features = features_of(hugging, tokens)[:-1]
-            full = reference.drafts(features, tokens[-1], engine.drafter.max_depth)
-            for token, value in bias.items():
-                full[:, token] += value
-            assert step.tree.token.tolist() == full.argmax(-1).tolist()
-            accepted.add(step.verdict.accepted)
-    assert accepted >= {0, 1}
-
-
 def test_sampled_drafts_are_drawn_by_the_requests_coins_from_the_references_q(tmp_path, deep, hugging):
     head = write_dflash(tmp_path)
     engine = make(deep, head)
@@ -83,17 +61,6 @@ def test_sampled_drafts_are_drawn_by_the_requests_coins_from_the_references_q(tm
             low, high = ends[depth, token] - q[depth, token], ends[depth, token]
             assert low - 1e-4 <= coin[depth] <= high + 1e-4
             assert abs(float(step.tree.q[depth]) - float(q[depth, token])) < 1e-4
-
-
-def test_trees_are_grown_from_the_depths_distributions(tmp_path, deep, hugging):
-    head = write_dflash(tmp_path)
-    reference = DFlashReference(head, hugging.model.embed_tokens, hugging.lm_head.weight)
-    engine = make(deep, head, tree="top:2x3")
-    for tokens, step in drafts(engine, PROMPTS[:2], params()):
-        full = reference.drafts(features_of(hugging, tokens)[:-1], tokens[-1], 3)
-        for node, (parent, depth) in enumerate(zip(step.tree.parent.tolist(), step.tree.depth.tolist(), strict=True)):
-            place = step.tree.children(parent if parent != ROOT else ROOT).index(node)
-            assert int(step.tree.token[node]) == int(full[depth - 1].topk(2).indices[place])
 
 
 def test_the_notes_say_that_it_was_one_pass(tmp_path, deep):

@@ -7,9 +7,6 @@ from hypothesis import strategies as st
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.text import NgramDrafter, distinct, trie
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.tree import ROOT
-
-texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
 def occurrences(tokens, size):
@@ -33,20 +30,6 @@ def searched(drafter, tokens):
 
 def draft(drafter, tokens):
     return drafter.propose([Context("r", tokens, 0, SamplingParams())])[0].tree
-
-
-@given(texts, st.integers(1, 4), st.integers(1, 4))
-def test_a_tree_holds_the_distinct_continuations_and_no_sibling_twice(tokens, depth, width):
-    drafter = NgramDrafter(depth, width, longest=2, shortest=1)
-    tree = draft(drafter, tokens)
-    assert len(tree) <= drafter.max_nodes
-    assert tree.max_depth <= drafter.max_depth
-    for node in [ROOT, *range(len(tree))]:
-        children = tree.token[tree.children(node)].tolist()
-        assert len(children) == len(set(children))
-    text = "".join(map(str, tokens))
-    for node in range(len(tree)):
-        assert "".join(map(str, tree.token[tree.path_to(node)])) in text
 
 
 edits = st.one_of(

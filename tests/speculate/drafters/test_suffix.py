@@ -1,7 +1,6 @@
 """Suffix decoding against a plain search of the text, and what its evidence says."""
 
 import random
-import tracemalloc
 
 import pytest
 
@@ -51,12 +50,3 @@ def test_a_look_into_8k_tokens_takes_well_under_a_millisecond(name):
     looks = (context(tokens[:length], 10) for length in range(len(tokens) - 99, len(tokens) + 1))
     work = [lines_run(drafter.propose, [one])[0] for one in looks]
     assert sorted(work)[50] < 12_000
-
-
-def test_memory_is_bounded_by_the_tokens():
-    """New pairs at every place are the most that a text can take."""
-    tracemalloc.start()
-    text = text_of(list(range(20_000)))
-    taken, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert taken < 200 * len(text)

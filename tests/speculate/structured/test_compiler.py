@@ -1,7 +1,8 @@
-"""Grammars are compiled within limits, kept within limits, and refused in one line."""
+"""Grammars are compiled within limits, kept within limits, and refused in one line; what one allows follows from the
+tokens alone, whatever was asked before, forward, back or on another path."""
 
 import itertools
-import time
+import random
 
 import numpy as np
 import pytest
@@ -86,11 +87,8 @@ def test_special_tokens_and_padding_are_never_text(grammars):
         ({"regex": "(?=a)a"}, "Lookahead is not supported"),
         ({"regex": "["}, "Unclosed"),
         ({"regex": "(" * 4000 + ")" * 4000}, "regex"),
-        ({"regex": "\\p{L}"}, "not supported"),
         ({"grammar": "root ::= x"}, '"x" is not defined'),
-        ({"grammar": 'x ::= "a"'}, "root"),
         ({"grammar": 'root ::= "a'}, "Expect"),
-        ({"json": '{"$ref": "#/$defs/nothing"}'}, "json"),
     ],
 )
 def test_what_is_no_grammar_is_refused_in_one_line_without_c_plus_plus(grammars, form, why):
@@ -100,15 +98,6 @@ def test_what_is_no_grammar_is_refused_in_one_line_without_c_plus_plus(grammars,
     assert "\n" not in said
     assert ".cc" not in said
     assert len(said) < 300
-
-
-@pytest.mark.parametrize("regex", ["(a+)+b", "(.*a){30}", "a{1,1000000}", "(" + "|".join(["a.b"] * 50) + ")"])
-def test_regexes_that_ruin_backtracking_engines_are_ordinary_here(grammars, regex):
-    here = state(grammars, regex=regex)
-    here.follow(ids("a" * 200))
-    start = time.process_time()
-    here.row(())
-    assert time.process_time() - start < 60  # processor time, of which it takes a millisecond; backtracking never ends
 
 
 @pytest.mark.parametrize("regex", ["[\\s\\S]{0,100000}"])
@@ -160,3 +149,36 @@ def test_stop_tokens_that_are_text_are_text_to_the_grammar(grammars):
 def test_a_form_whose_masks_hold_up_every_request_is_refused(long_tokens, form, why):
     with pytest.raises(UserError, match=why):
         long_tokens.compile(StructuredOutputs(**form))
+
+
+FORMS = [{"regex": "(ab|ba|c)*d?"}, {"json_object": True}, {"choice": ("abab", "abba", "ab")}]
+
+
+def afresh(grammars, form, output, path):
+    here = state(grammars, **form)
+    here.follow(output)
+    return here.row(path).tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_are_a_function_of_output_and_path(grammars, form):
+    """Random walks with refused tokens, ends, rollbacks and jumps, beside a matcher made anew for each question."""
+    rng, here = random.Random(3), state(grammars, **form)
+    output = []
+    for _ in range(150):
+        if rng.random() < 0.3:
+            output = output[: rng.randint(0, len(output))]
+        else:
+            output = [*output, *rng.choices([*ids('abcd{}"1:'), EOS, 1], k=rng.randint(0, 2))]
+        path = rng.choices([*ids('abcd{}"'), EOS, 0], k=rng.randint(0, 3))
+        here.follow(output)
+        assert here.row(path).tolist() == afresh(grammars, form, output, path)
+
+
+def test_behind_the_end_nothing_is_allowed_and_nothing_raises(grammars):
+    here = state(grammars, regex="ab")
+    here.follow([*ids("ab"), EOS])
+    assert not here.row(()).any()
+    assert not here.row(ids("a")).any()
+    here.follow(ids("ab"))  # back over the stop token
+    assert allowed(here.row(())) == [EOS]

@@ -7,9 +7,7 @@ import types
 
 import numpy as np
 import pytest
-import torch
 
-import specscope
 from specscope import Engine, EngineConfig, SamplingParams
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify import text
@@ -18,7 +16,6 @@ from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.record.own_rule import OwnRule
 from specscope.trace.record.records import Outcome
-from specscope.trace.record.tree import DraftTree, Drawn
 from tests.own import Bigrams
 
 SAMPLED = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=3)
@@ -41,22 +38,9 @@ def every_field(trial):
     return (trial.coin + seen + trial.choice_p) % 1.0
 
 
-class Doubled(Bigrams):
-    """Draws siblings with replacement from a flat q, and one token again and again."""
-
-    def propose(self, contexts):
-        return [self.drawn(len(context.tokens)) for context in contexts]
-
-    def drawn(self, seed):
-        q, width = torch.full((self.size,), 1 / self.size), len(self.plan.shape.children(-1))
-        tokens = [int(np.random.default_rng(seed).integers(1, self.size))] * width
-        tree = DraftTree.build(tokens, [-1] * width, [1 / self.size] * width, Drawn.WITH_REPLACEMENT)
-        return specscope.Draft(tree, {-1: q})
-
-
-def run(tiny, rule, tree="2x2", params=SAMPLED, drafter=Bigrams):
+def run(tiny, rule, tree="2x2", params=SAMPLED):
     """The history of a run of three requests."""
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter=drafter, tree=tree, rule=rule)
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter=Bigrams, tree=tree, rule=rule)
     history = History()
     history.run = engine.run_info
     try:
@@ -142,8 +126,6 @@ BAD = {
     "nothing": (lambda trial: None, "returned None"),
     "not a number": (lambda trial: float("nan"), "returned nan"),
     "above 1": (lambda trial: 1.5, "returned 1.5"),
-    "below 0": (lambda trial: np.float32(-0.5), "returned"),
-    "an array": (lambda trial: np.ones(2), "returned array"),
     "a mistake": (lambda trial: trial.r, r"failed for p = .*AttributeError.*test_own_rule.py, line"),
 }
 
@@ -179,10 +161,9 @@ def test_what_is_no_function_is_refused():
 
 
 @pytest.mark.parametrize("tree", ["3", "3x2"])
-@pytest.mark.parametrize("drafter", [Bigrams, Doubled])
-def test_a_rule_that_rejects_what_the_target_likes_breaks_no_other_check(tiny, tree, drafter):
+def test_a_rule_that_rejects_what_the_target_likes_breaks_no_other_check(tiny, tree):
     """What a rejection leaves may hold the rejected token: p was above q there."""
-    history = run(tiny, lambda trial: 0.3 * ratio(trial), tree, LONG, drafter)
+    history = run(tiny, lambda trial: 0.3 * ratio(trial), tree, LONG)
     same = [part for part in steps(history) if part.verdict.token in part.tree.token[part.verdict.outcome == 2]]
     assert same
     failed = {check.name for check in judge(history, source="x").checks if check.result is CheckResult.FAILED}

@@ -71,7 +71,7 @@ def check_drafter(k, node, part, draft, raw):
     if row is None:
         assert not notes.draft_top_p[k].any()  # nothing, or zeros where the drafter looked at other parents
         return
-    own, known = softmax(row.full()), np.isfinite(row.full().numpy())
+    own, known = softmax(row.full()[0]), np.isfinite(row.full()[0].numpy())
     assert notes.draft_top[k, 0] == own.argmax()
     assert np.allclose(notes.draft_top_p[k], np.sort(own)[::-1][: notes.draft_top.shape[1]], atol=1e-6)
     choice = int(raw.argmax())
@@ -108,11 +108,8 @@ def softmax(logits):
 
 def shaped(part, logits, params, tokens, prompt_len, node):
     """p below a node, as it is sampled from."""
-    from specscope.speculate.drafters.base import Context
-
-    counts = Context("r", list(tokens), prompt_len, params).counts
     path = [] if node == ROOT else part.tree.token[part.tree.path_to(node)].tolist()
-    found = LogitRows(logits[node + 1 : node + 2], params, counts, [path]).distributions()[0]
+    found = LogitRows(logits[node + 1 : node + 2], params, tokens, prompt_len, [path]).distributions()[0]
     if hasattr(found, "row"):
         return found.row.double().numpy()
     return torch.nn.functional.one_hot(torch.tensor(found.token), logits.shape[-1]).double().numpy()
