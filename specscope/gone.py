@@ -50,6 +50,7 @@ GONE = {
     **dict.fromkeys(("the command up", "the command down"), "`node N` goes to a node, and `tree` numbers them"),
     "info spans": "Jaeger shows the spans of other services",
     **dict.fromkeys(("--html", "--plot"), "`specscope export FILE -o run.html` writes a page of it all"),
+    "--gpu": "`specscope doctor` names the GPU; kernels/README.md says how its kernels are tested",
     **dict.fromkeys(("--alert", "--exec"), "use an alerting rule of Prometheus over the metrics page"),
 }
 

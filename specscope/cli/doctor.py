@@ -15,18 +15,16 @@ from importlib.metadata import PackageNotFoundError, version
 import specscope
 from specscope.cli.captures import print_json
 from specscope.cli.help import verb
-from specscope.cli.options import flag, json_option
+from specscope.cli.options import json_option
 from specscope.cli.streams import show
 from specscope.engine.config import DEFAULT_HEAD
 from specscope.envelope import envelope
-from specscope.errors import UserError
 from specscope.plans.kinds import is_head
 
 
 @verb()
-@flag("--gpu", "Test the GPU instead: every kernel, a captured graph, memory.")
 @json_option
-def doctor(*, gpu: bool, as_json: bool) -> None:
+def doctor(*, as_json: bool) -> None:
     """Show what this machine has, what is missing and how to fix it.
 
     \b
@@ -35,11 +33,11 @@ def doctor(*, gpu: bool, as_json: bool) -> None:
     Exit code: 1 if something required is missing, else 0.
     """
     findings = []
-    for finding in examine_gpu() if gpu else examine():
+    for finding in examine():
         findings.append(finding)
         if not as_json:
             mark = "✓" if finding.good else "✗" if finding.needed else "–"
-            show(f"{mark} {finding.name:<{34 if gpu else 18}} {finding.text}")
+            show(f"{mark} {finding.name:<18} {finding.text}")
             if not finding.good and finding.remedy:
                 show(f"  {'':<18} → {finding.remedy}")
     code = int(any(finding.needed and not finding.good for finding in findings))
@@ -74,28 +72,6 @@ def examine() -> Iterator[Examined]:
     yield Examined("default head", there, head if there else "not installed", lacks, needed=there)
 
 
-def examine_gpu(device: str | None = None, target: str | None = None) -> Iterator[Examined]:
-    """Try every kernel on the GPU. Raises UserError where there is none.
-
-    `device`: another device, tried in small: a CPU under Triton's interpreter; `target`: the model of the engine check.
-    """
-    import torch
-
-    from specscope.model.places import pick_backend
-
-    where = torch.device(device or "cuda")
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA GPU here: torch sees none (specscope doctor shows what this machine has)")
-    pick_backend("triton", where)
-    from specscope.measure.device import device_info
-    from specscope.measure.gpu_check import FULL, SMALL, check_gpu  # imports triton
-
-    yield Examined("device", True, ", ".join(device_info(where).values()))
-    remedy = "run with --backend torch, and report this line"
-    for check in check_gpu(where, FULL if where.type == "cuda" else SMALL, target):
-        yield Examined(check.name, check.good, check.text, remedy)
-
-
 def _package(name: str, remedy: str = "", *, needed: bool = True) -> Examined:
     try:
         return Examined(name, True, version(name), needed=needed)
@@ -126,8 +102,8 @@ def _torch() -> Iterator[Examined]:
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         yield Examined("device", True, f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB, CUDA {torch.version.cuda}")
     else:
-        text = f"CPU, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-        yield Examined("device", True, text)
+        cpu = torch.backends.cpu.get_cpu_capability()
+        yield Examined("device", True, f"CPU, {torch.get_num_threads()} threads, {cpu}")
         yield from _fast_paths()
     auto = "triton, with CUDA graphs" if on_gpu else "torch; triton and CUDA graphs need a CUDA GPU"
     yield Examined("backend", True, f"auto is {auto}")
