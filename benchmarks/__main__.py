@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from specscope.__main__ import entry
-from specscope.cli.arguments import whole_from
-from specscope.cli.options import engine_config, engine_options
+from specscope.cli.options import engine_config, engine_options, whole_from
 from specscope.engine.config import EngineConfig
 from specscope.live.start import check_places, share_cores
 from specscope.trace.files import FIGURES, check_output

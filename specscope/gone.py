@@ -51,6 +51,7 @@ GONE = {
     "info spans": "Jaeger shows the spans of other services",
     **dict.fromkeys(("--html", "--plot"), "`specscope export FILE -o run.html` writes a page of it all"),
     "--gpu": "`specscope doctor` names the GPU; kernels/README.md says how its kernels are tested",
+    "--http-port": "HTTP has the port after that of --listen",
     **dict.fromkeys(("--alert", "--exec"), "use an alerting rule of Prometheus over the metrics page"),
 }
 

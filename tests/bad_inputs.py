@@ -164,7 +164,7 @@ BOUNDS = {
         "--presence-penalty": ["2.1", "-2.1"],
         "--frequency-penalty": ["2.1", "-2.1"],
     },
-    "watch": {"--http-port": ["-1"], "--for": ["0", "-1", "1e9"], "--interval": ["0", "-1", "1e9"]},
+    "watch": {"--for": ["0", "-1", "1e9"], "--interval": ["0", "-1", "1e9"]},
     "verify": {"--branch": ["-1"], "--alpha": ["0", "1", "-1"]},
     "diagnose": {"--branch": ["-1"], "--sample": ["0", "-1"]},
     "tune": {"--batch": ["0", "-1", "1025"], "--nodes": ["0", "-1", "1025"]},

@@ -15,7 +15,7 @@ import pytest
 
 from specscope.cli import export
 from specscope.cli import main as cli
-from specscope.cli.arguments import Number
+from specscope.cli.options import Number
 from specscope.errors import UserError
 from specscope.trace import files
 from tests import bad_inputs as bad

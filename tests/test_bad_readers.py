@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specscope.cli.arguments import real_from, whole_from
-from specscope.cli.debug import over_capture
-from specscope.cli.options import checked_endpoint
+from specscope.cli.options import checked_endpoint, real_from, whole_from
+from specscope.cli.run import over_capture
 from specscope.debug.breakpoints import EventKind, types_of
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec, parse_row, read_prompts

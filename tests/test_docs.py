@@ -92,7 +92,7 @@ def test_every_command_that_the_pages_show_is_one():
 
 
 def test_the_debuggers_transcript_is_what_it_says():
-    from specscope.cli.debug import over_capture
+    from specscope.cli.run import over_capture
 
     (block,) = re.findall(r"```console\n(.*?)```", TEXT["README.md"], re.S)
     first, *rest = re.split(r"^\(specscope\) ", block, flags=re.M)

@@ -25,15 +25,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specscope.analyze.findings import Exit
-from specscope.cli.arguments import CAPTURE
-from specscope.cli.options import apply, flag
+from specscope.cli.options import RECORDED, apply, flag
 from specscope.cli.streams import say, show, warn
 from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.terminal import text_console
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import failures
-from specscope.trace.kinds import PAGE, ReadAs, kind_of, start_of
+from specscope.trace.kinds import ReadAs, kind_of, start_of
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.vocabulary import Vocabulary, printable
@@ -44,7 +43,7 @@ from specscope.trace.wire.spans import SpanLevel
 
 EVERY = 10.0  # seconds between lines of progress
 
-captures_argument = click.argument("captures", nargs=-1, required=True, type=CAPTURE, metavar="CAPTURE...")
+captures_argument = click.argument("captures", nargs=-1, required=True, type=RECORDED, metavar="CAPTURE...")
 
 
 def read_branch(file: str, branch: int | None) -> CaptureReader:
@@ -64,8 +63,7 @@ def read_shown(file: str, what: str) -> CaptureReader:
     with reading_bar("reading") as progress:
         reader = read_capture(file, progress)
     need_steps(reader.history, file, what)
-    for warning in reader.warnings:
-        warn(warning)
+    warn(*reader.warnings)
     return reader
 
 
@@ -87,8 +85,7 @@ def need_steps(history: History, file: str, what: str = "judged") -> None:
 def tell_failed(history: History) -> bool:
     """Say how many requests of a run failed, and why; whether any did."""
     lines = failures(request.end for request in history.requests.values())
-    for line in lines:
-        warn(line)
+    warn(*lines)
     return bool(lines)
 
 
@@ -150,19 +147,18 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def answer_json(
-    verb: str, values: Mapping[str, Any], source: Sequence[str], warnings: Sequence[str], code: int = 0
+    verb: str, values: Mapping[str, Any], source: Sequence[str], warnings: Sequence[str] = (), code: int = 0
 ) -> None:
     """Print an answer as an envelope, and its warnings on standard error too."""
     print_json(envelope(verb, values, source=source, code=code, warnings=warnings))
-    for warning in warnings:
-        warn(warning)
+    warn(*warnings)
 
 
 NAMED = ("captures", "others", "file", "place", "given")  # arguments that are captures
 _LOGIN = "Extra HTTP header for the trace store (for a login); repeatable."
 _SOURCE = (
-    flag("--header,headers 'NAME: VALUE'", _LOGIN, multiple=True),
-    flag("--run ID", "Which run to read if CAPTURE holds several."),
+    flag("--header,headers 'NAME: VALUE'", _LOGIN, multiple=True, usual=False),
+    flag("--run ID", "Which run to read if CAPTURE holds several.", usual=False),
 )
 source_options = functools.partial(apply, _SOURCE)  # of a verb that reads captures
 
@@ -200,24 +196,24 @@ def watched(file: str, since: str = "") -> tuple[str, ...]:
     """
     place = file.files[0] if isinstance(file, CaptureSource) and file.files else Path(file)  # a pipe is a file by now
     from_server = StoreAddress.is_one(file) and not isinstance(file, CaptureSource)  # that is what a trace store told
-    kind = PAGE if from_server else None if StoreAddress.is_one(file) else kind_of(start_of(place))
-    if kind is None or kind.reader is not ReadAs.WATCH:
+    kind = None if StoreAddress.is_one(file) else kind_of(start_of(place))
+    if not from_server and (kind is None or kind.reader is not ReadAs.WATCH):
         return (file,)
     from specscope.watch.source import File, Server, continued
     from specscope.watch.watching import Watch
 
-    folder = tempfile.mkdtemp(prefix="specscope-watch-")
+    folder = Path(tempfile.mkdtemp(prefix="specscope-watch-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if from_server:
         server = Server(file, 1.0)
         server.open()  # which raises where there are no figures
-        file, place = server.url, Path(folder) / server.name
+        file, place = server.url, folder / server.name
         place.write_text(server.read()[0])
 
     def open_outputs(run: RunInfo, bus: Bus, engine: str, number: int) -> Outputs:
-        path = str(Path(folder) / f"{number}.jsonl")
-        options = OutputOptions(path, None, None, SpanLevel.TREES, None, privacy=Privacy.NO_TEXT)
-        return Outputs(options, bus, run, Vocabulary(), None, engine=engine)
+        path = str(folder / f"{number}.jsonl")
+        asked = OutputOptions(path, None, None, SpanLevel.TREES, None, privacy=Privacy.NO_TEXT)
+        return Outputs(asked, bus, run, Vocabulary(), None, engine=engine)
 
     before = continued(file, since) if since else []
     source = File(str(place), follow=False, since=before)

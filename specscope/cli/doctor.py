@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import specscope
-from specscope.cli.captures import print_json
+from specscope.cli.captures import answer_json
 from specscope.cli.help import verb
 from specscope.cli.options import json_option
 from specscope.cli.streams import show
 from specscope.engine.config import DEFAULT_HEAD
-from specscope.envelope import envelope
 from specscope.plans.kinds import is_head
 
 
@@ -42,8 +41,7 @@ def doctor(*, as_json: bool) -> None:
                 show(f"  {'':<18} → {finding.remedy}")
     code = int(any(finding.needed and not finding.good for finding in findings))
     if as_json:
-        values = {"findings": [dataclasses.asdict(finding) for finding in findings]}
-        print_json(envelope("doctor", values, source=(), code=code))
+        answer_json("doctor", {"findings": [dataclasses.asdict(finding) for finding in findings]}, (), code=code)
     sys.exit(code)
 
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.arguments import PLACE, X_RULE
 from specscope.cli.captures import need_different, need_steps, read_shown, reading_bar, source_options
 from specscope.cli.help import verb
-from specscope.cli.options import asked_privacy, flag, no_clobber_option, privacy_options
+from specscope.cli.options import PLACE, X_RULE, asked_privacy, flag, no_clobber_option, privacy_options
 from specscope.cli.streams import say, warn
 from specscope.errors import UserError
 from specscope.trace.extract import part_of, write_part
@@ -101,7 +100,7 @@ def _write_page(
     for run in runs if len(runs) == 2 else ():
         need_steps(run.history, run.source, "compared on a page")
     if findings == "diagnose":
-        from specscope.cli.judges.diagnose import said_of
+        from specscope.cli.diagnose import said_of
 
         runs = [replace(run, diagnosed=said_of(run.history, run.source, run.warnings)) for run in runs]
     size = write_page(output, runs, findings)
@@ -123,8 +122,7 @@ def _run(file: str, places: Sequence[str], privacy: Privacy, progress: Callable[
         history.in_part = True
     elif privacy:
         history = kept(history, history.steps, privacy)
-    for warning in warnings:
-        warn(warning)
+    warn(*warnings)
     return PageRun(file, history, warnings)
 
 
@@ -139,8 +137,7 @@ def _write_tables(named: Sequence[tuple[str, str]], folder: str, privacy: Privac
     need_different(captures)
     with reading_bar("exporting") as progress:
         written = write(as_runs(captures), folder, progress, privacy)
-    for warning in written.warnings:
-        warn(warning)
+    warn(*written.warnings)
     counts = (plural(count, name.removesuffix("s")) for name, count in written.rows.items() if count)
     say(f"wrote {folder}: {', '.join(counts)}")
 

@@ -13,27 +13,12 @@ from typing import Any
 import click
 
 from specscope.cli.captures import print_json, read_sources
-from specscope.cli.options import GROUP_OF
+from specscope.cli.options import Option
 from specscope.envelope import envelope
 from specscope.errors import UserError
 from specscope.gone import refuse_gone
-from specscope.trace.inside import settings
 
 FLAG = 24  # columns of a flag, at most
-# Flags that several verbs share and most people use; of a verb's own, those that few do
-USUAL = {"target", "drafter", "draft_model", "tree", "rule", "temperature", "top_p", "top_k", "seed", "max_tokens"}
-USUAL |= {"raw", "max_batch", "disable_above", "device", "dtype", "threads", "otlp_endpoint", "metrics_port"}
-USUAL |= {"no_text", "no_tokens"}
-RARE = {"api_key_file", "max_body", "shutdown_seconds", "http_port", "headers", "run"}
-VARIABLES = {  # whose value an option has where its flag is not given, in every verb alike
-    "otlp_endpoint": settings.ENDPOINT,
-    "otlp_protocol": settings.PROTOCOL,
-    "trace_level": settings.LEVEL,
-    "ratio": settings.SAMPLE,
-    "evidence": settings.EVIDENCE,
-    "no_text": settings.NO_TEXT,
-    "no_tokens": settings.NO_TOKENS,
-}
 ALL = "specscope.cli.help.all"
 
 
@@ -58,11 +43,6 @@ HELP_ALL = click.Option(
 
 class Verb(click.Command):
     """A command whose --help shows the usual flags, and whose --help-all shows every flag by group."""
-
-    def __init__(self, *args: Any, **how: Any) -> None:  # noqa: ANN401
-        super().__init__(*args, **how)
-        for param in self.params:
-            param.envvar = param.envvar or VARIABLES.get(param.name or "")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, but for a flag with a value that there was."""
@@ -94,13 +74,9 @@ class Verb(click.Command):
         """The usual flags, in a line each where that is wide enough; or all."""
         is_all, groups = ALL in ctx.meta, defaultdict[str, list[tuple[str, str]]](list)
         for param in self.get_params(ctx):
-            name, record = param.name or "", param.get_help_record(ctx) if isinstance(param, click.Option) else None
-            group = GROUP_OF.get(name, "")
-            if (
-                isinstance(param, click.Option)
-                and record is not None
-                and (is_all or (name in USUAL if group else name not in RARE))
-            ):
+            group, usual = (param.group, param.usual) if isinstance(param, Option) else ("", True)
+            record = param.get_help_record(ctx) if is_all or usual else None
+            if record is not None and isinstance(param, click.Option):
                 groups[f"{group} options".strip().capitalize() if is_all else "Options"].append(record)
         for title, records in groups.items():
             room = formatter.width - 4 - min(FLAG, max(len(flag) for flag, _ in records))

@@ -19,14 +19,11 @@ from specscope.gone import refuse_gone
 from specscope.trace.record.vocabulary import shell_word
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-REPORT = "judges.report"
 GROUPS = {  # of verbs, and the module of each
-    "Make": dict.fromkeys(("run", "capture"), "run")
-    | {"serve": "serve"}
-    | {name: f"inside.{name}" for name in ("vllm", "transformers")},
-    "Look": {"open": REPORT, "watch": "watch", "report": REPORT, "why": REPORT, "export": "export"},
-    "Judge": {name: f"judges.{name}" for name in ("verify", "diagnose", "compare")},
-    "Change": {name: name for name in ("debug", "tune", "tree")},
+    "Make": {"run": "run", "capture": "run", "serve": "serve", "vllm": "inside", "transformers": "inside"},
+    "Look": {"open": "report", "watch": "watch", "report": "report", "why": "report", "export": "export"},
+    "Judge": {"verify": "diagnose", "diagnose": "diagnose", "compare": "report"},
+    "Change": {"debug": "run", "tune": "tune", "tree": "tune"},
     "Machine": {"doctor": "doctor"},
 }
 HOMES = dict(chain.from_iterable(verbs.items() for verbs in GROUPS.values()))

@@ -1,41 +1,37 @@
-"""`specscope run` and `specscope capture`: prompts decoded by our engine, on a live screen or without one."""
+"""`specscope run`, `capture` and `debug`: our engine over prompts, on a screen, without one, or in a console."""
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import click
 from rich.console import Console
 
-from specscope.cli.arguments import PROMPT, What
-from specscope.cli.captures import tell_failed, terminal_bar
+from specscope.analyze.why import Typical
+from specscope.cli import options
+from specscope.cli.captures import read_shown, source_options, tell_failed, terminal_bar
 from specscope.cli.help import verb
-from specscope.cli.options import (
-    engine_config,
-    engine_options,
-    file_option,
-    flag,
-    no_clobber_option,
-    output_options,
-    output_settings,
-    read_specs,
-    sampling_options,
-    sampling_params,
-)
-from specscope.cli.streams import need_terminal, say, warn
+from specscope.cli.options import DEBUGGED, PROMPT, X_RULE, What, flag
+from specscope.cli.streams import need_terminal, say, show, warn
 from specscope.debug.answers import Notice
+from specscope.debug.commands import Commands
+from specscope.debug.session import Session
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec, TooLargeError
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
+from specscope.remote.debug_socket import AttachedCommands
 from specscope.terminal import text_console
+from specscope.trace.files import read_lines
 from specscope.trace.history.loops import TOLD, loop_share
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.totals import Undrafted, count_undrafted, undrafted_text
@@ -44,20 +40,25 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestEnd, StepRecord
 from specscope.trace.record.tree import Ints
 from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.reading import split_reference
 
 if TYPE_CHECKING:
     from specscope.live.server import Ready
 
+SIGN = "(specscope) "
+LARGEST_SCRIPT = 2**20  # bytes
+LONGEST_LINE = 10_000  # characters
+
 
 @verb()
 @click.argument("prompts", nargs=-1, type=PROMPT)
-@file_option
+@options.file_option
 @flag("-o,--output FILE", "Also capture the run to this file.")
-@no_clobber_option
+@options.no_clobber_option
 @flag("--paused", "Start paused before the first step.")
-@engine_options
-@sampling_options
-@output_options
+@options.engine_options
+@options.sampling_options
+@options.output_options
 @click.pass_obj
 def run(lifetime: Lifetime, /, prompts: tuple[str, ...], file: str | None, output: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Decode prompts on a live screen: every draft tree and verdict.
@@ -84,15 +85,16 @@ class AskedRun:
     specs: list[PromptSpec]
     params: SamplingParams
     how: Mapping[str, Any]  # how prompts become text
-    options: OutputOptions
+    outputs: OutputOptions
 
     @classmethod
     def of(cls, flags: Any, prompts: Sequence[str], output: str | None, file: str | None, **more: Any) -> Self:  # noqa: ANN401
         """Take the flags of a run out of `flags`. `more`: of `read_specs`. Raises UserError."""
-        config = engine_config(flags)
-        params, how = sampling_params(flags)
-        options = output_settings(flags, output, (*prompts, file, config.target, config.draft_model))
-        return cls(config, read_specs(prompts, file, params, how, options.privacy, **more), params, how, options)
+        config = options.engine_config(flags)
+        params, how = options.sampling_params(flags)
+        outputs = options.output_settings(flags, output, (*prompts, file, config.target, config.draft_model))
+        specs = options.read_specs(prompts, file, params, how, outputs.privacy, **more)
+        return cls(config, specs, params, how, outputs)
 
 
 def _on_screen(asked: AskedRun, lifetime: Lifetime, *, paused: bool) -> int:
@@ -105,7 +107,7 @@ def _on_screen(asked: AskedRun, lifetime: Lifetime, *, paused: bool) -> int:
     losses: list[str] = []
 
     def open_outputs(ready: Ready) -> None:
-        outputs.append(Outputs(asked.options, worker.bus, ready.run, ready.vocabulary, asked.params, tell=notify))
+        outputs.append(Outputs(asked.outputs, worker.bus, ready.run, ready.vocabulary, asked.params, tell=notify))
 
     def notify(line: str) -> None:
         worker.news.append(Notice(line))
@@ -129,8 +131,7 @@ def _on_screen(asked: AskedRun, lifetime: Lifetime, *, paused: bool) -> int:
         run_app(viewer, lifetime, title="specscope run")
     finally:
         finish()
-    for line in losses:
-        warn(line)
+    warn(*losses)
     if worker.error:
         raise UserError(worker.error)
     if (history := viewer.history).steps:
@@ -144,11 +145,11 @@ def _on_screen(asked: AskedRun, lifetime: Lifetime, *, paused: bool) -> int:
 @verb()
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPTS...", type=PROMPT)
 @flag("-o,--output FILE", "The capture to write (OTLP JSON Lines).", required=True)
-@no_clobber_option
+@options.no_clobber_option
 @flag("--quiet", "Print no progress bar and no summary.")
-@engine_options
-@sampling_options
-@output_options
+@options.engine_options
+@options.sampling_options
+@options.output_options
 @click.pass_obj
 def capture(lifetime: Lifetime, /, prompts: tuple[str, ...], output: str, **flags: Any) -> None:  # noqa: ANN401
     """Decode prompts and record every step, without a screen.
@@ -194,7 +195,7 @@ def _without_screen(asked: AskedRun, lifetime: Lifetime, *, quiet: bool) -> int:
                     raise UserError(refused[-1]) from None
                 warn(f"{refused[-1]}; skipped")
         to = engine.bus, engine.run_info, engine.vocabulary
-        outputs = Outputs(asked.options, *to, asked.params, tell=warn)
+        outputs = Outputs(asked.outputs, *to, asked.params, tell=warn)
         lifetime.leave = outputs.close  # where a step takes longer than the grace
         with interruptible() as interrupt:  # the sinks' end too: a signal must not cut it short
             try:
@@ -208,8 +209,7 @@ def _without_screen(asked: AskedRun, lifetime: Lifetime, *, quiet: bool) -> int:
                     _count(record, total, update)
             finally:
                 losses = outputs.close()
-    for line in (*losses, *(errors := failures(ends))):
-        warn(line)
+    warn(*losses, *(errors := failures(ends)))
     what = "interrupted; captured" if interrupt.asked else "captured"
     line = f"{what} {summary(total, undrafted, loop_share(texts))}"
     line += f" → {outputs.captured}" if outputs.captured else ""
@@ -254,3 +254,152 @@ def summary(total: Acceptance, undrafted: Counter[Undrafted], looped: float) -> 
         tau = f"mean acceptance length {total.tau:.2f} over {plural(total.drafts, 'draft')}"
     loops = f"{looped:.0%} of the output in loops (specscope report)" if looped >= TOLD else ""
     return "; ".join(text for text in (f"{counts}, {tau}", loops, undrafted_text(undrafted, total.steps)) if text)
+
+
+@verb(epilog=X_RULE)
+@click.argument("given", nargs=-1, metavar="X...", type=DEBUGGED)
+@options.file_option
+@flag("--commands,script FILE", "Run the commands in FILE, then exit. Standard input is -.")
+@options.engine_options
+@options.sampling_options
+@source_options
+def debug(given: tuple[str, ...], file: str | None, script: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Debug prompts on a live engine, a capture, or a running engine.
+
+    \b
+      specscope debug "Why is the sky blue?"
+      specscope debug run.jsonl#r3@17           a capture, from that step on
+      specscope debug debug.sock                the socket of specscope serve --debug-socket or vllm --debug
+
+    Set breakpoints, step forward and back, try other outcomes. The run starts paused before step 0. Try
+    `break reject if p > 0.2`, then `continue`; `help` lists all commands. A script (--commands) runs to its end; the
+    exit code is 2 if a command failed.
+    """
+    config = options.engine_config(flags)
+    params, how = options.sampling_params(flags)
+    whole = next((x for x in given if What.of(x) in (What.SOCKET, What.RECORDING)), None)
+    if whole is not None:
+        is_socket = What.of(whole) is What.SOCKET
+        if len(given) > 1 or file is not None:
+            raise UserError(f"{whole} is {'a socket' if is_socket else 'a capture'}, so debug takes no prompts with it")
+        others = {"given", "script", "headers", "run"}
+        options.refuse_others(whole, "is a running engine" if is_socket else "is a capture", others)
+    lines = None if script is None else read_script(script)
+    if whole is not None:
+        with attached(whole) if is_socket else nullcontext(over_capture(whole)) as commands:
+            converse(commands, script, lines)
+        return
+    specs = options.read_specs(given, file, params, how)
+    if not specs:
+        raise UserError("nothing to debug: give a prompt, --file FILE, a capture or a socket")
+    from specscope.live.start import check_places
+
+    check_places(config)
+    from specscope.live.local import live_commands
+
+    commands = live_commands(config, specs)
+    converse(commands, script, lines)
+    if lines is not None:
+        sys.exit(int(tell_failed(commands.session.history)))
+
+
+def read_script(path: str) -> list[str]:
+    """Read all of it before the first command runs and before a model is loaded. Raises UserError."""
+    lines = [line for _, line in read_lines(path, "the commands in", largest=LARGEST_SCRIPT)]
+    for number, line in enumerate(lines, 1):
+        if len(line) > LONGEST_LINE:
+            raise UserError(f"{path}, line {number}: the line is too long")
+    return lines
+
+
+def converse(commands: Commands, script: str | None, lines: Sequence[str] | None) -> None:
+    """Run typed lines until they end, or those of a script. Raises UserError for a script with refused lines."""
+    commands.session.typical = Typical(lambda: commands.session.history)
+    if script is not None and lines is not None:
+        _run_script(commands, script, lines)
+        return
+    for line in _typed(commands):
+        try:
+            _obey(commands, line)
+        except UserError as error:
+            show(str(error), error=True)
+        if commands.quitting:
+            return
+
+
+def _run_script(commands: Commands, script: str, lines: Sequence[str]) -> None:
+    """Run every line; a refused one is reported at once, and at the end a UserError counts them and names the first."""
+    refused: list[int] = []
+    for number, line in enumerate(lines, 1):
+        show(f"{SIGN}{line}")
+        try:
+            if line.strip():
+                _obey(commands, line)
+        except UserError as error:
+            say(f"{script}, line {number}: {error}")
+            refused.append(number)
+        if commands.quitting:
+            break
+    if refused:
+        where = f"in line {refused[0]}" if len(refused) == 1 else f"the first in line {refused[0]}"
+        raise UserError(f"{script}: {plural(len(refused), 'command')} failed, {where}")
+
+
+def _obey(commands: Commands, line: str) -> None:
+    """Run one line and print the answer. Ctrl-C stops a run between two steps."""
+    with interruptible() as interrupt:
+        commands.session.interrupted = lambda: interrupt.asked
+        text = commands.run(line)
+    if interrupt.asked and interrupt.number is not signal.SIGINT:
+        sys.exit(interrupt.code)
+    if text:
+        show(text)
+
+
+def _typed(commands: Commands) -> Iterator[str]:
+    """Typed lines, with history and completion where there is a terminal; Ctrl-C drops a line, Ctrl-D ends."""
+    if sys.stdin.isatty():
+        _readline(commands)
+    while True:
+        try:
+            yield input(SIGN)
+        except EOFError:
+            click.echo()
+            return
+        except KeyboardInterrupt:
+            click.echo()
+
+
+def _readline(commands: Commands) -> None:
+    try:
+        import readline
+    except ImportError:  # not on every system
+        return
+
+    def complete(text: str, state: int) -> str | None:
+        matches = commands.complete(readline.get_line_buffer())
+        return matches[state] if state < len(matches) else None
+
+    readline.set_completer_delims(" ")
+    readline.set_completer(complete)
+    readline.parse_and_bind("tab: complete")
+
+
+@contextmanager
+def attached(path: str) -> Iterator[Commands]:
+    """The debugger over an engine that listens on a socket; when it ends, the engine runs on. Raises UserError."""
+    commands = AttachedCommands(path)
+    try:
+        show(commands.greeting)
+        yield commands
+    finally:
+        commands.close()
+
+
+def over_capture(reference: str) -> Commands:
+    """The debugger over a recording, FILE, or at a step of one, FILE#REQUEST@STEP. Raises UserError."""
+    path, start = split_reference(reference)
+    commands = Commands(Session(history=read_shown(path, "debugged").history))
+    if start:
+        show(commands.run(f"goto {start}"))
+    return commands

@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.arguments import real_from, whole_from
 from specscope.cli.help import verb
-from specscope.cli.options import engine_config, engine_options, flag, output_options, output_settings, refuse_others
+from specscope.cli.options import (
+    engine_config,
+    engine_options,
+    flag,
+    output_options,
+    output_settings,
+    real_from,
+    refuse_others,
+    whole_from,
+)
 from specscope.cli.streams import show, warn
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
@@ -42,7 +50,7 @@ SHUTDOWN_SECONDS = 2.0  # with what follows (serve/server.py) a server stops wit
     f"Key that clients must send. Required if --host lets other machines connect; safer in {KEY} or a file.",
     envvar=KEY,
 )
-@flag("--api-key-file FILE", "Read the key from the only line of this file; - is standard input.")
+@flag("--api-key-file FILE", "Read the key from the only line of this file; - is standard input.", usual=False)
 @flag("--served-model-name,name NAME", "Model name for clients.  [default: the target's name]")
 @flag(
     "--max-queue N",
@@ -50,12 +58,13 @@ SHUTDOWN_SECONDS = 2.0  # with what follows (serve/server.py) a server stops wit
     whole_from(0, 100_000),
     default=256,
 )
-@flag("--max-body MIB", "Largest request body.", real_from(0.001, 1024), default=4.0)
+@flag("--max-body MIB", "Largest request body.", real_from(0.001, 1024), default=4.0, usual=False)
 @flag(
     "--shutdown-timeout,shutdown_seconds SECONDS",
     "On Ctrl-C or SIGTERM, wait this long for requests to finish. A second signal stops at once.",
     real_from(0, 86_400),
     default=SHUTDOWN_SECONDS,
+    usual=False,
 )
 @flag("--seed N", "Base seed for requests that give none.", whole_from(0, 2**63 - 1), default=0)
 @flag(
@@ -91,13 +100,12 @@ def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: A
 
 def _beside_screen(lifetime: Lifetime, grace: float) -> int:
     """The server in a process of its own, and the screen that listens to its spans. Raises UserError."""
-    from specscope.cli.inside.program import run_with_screen
+    from specscope.cli.inside import run_with_screen
 
     refuse_others("--screen", "receives the spans itself", refused={"otlp_endpoint", "otlp_protocol"})
     command = [sys.executable, "-P", "-m", "specscope", *(word for word in sys.argv[1:] if word != "--screen")]
-    environment = os.environ | {settings.PROTOCOL: "grpc"}
-    instead, name = "specscope serve without --screen", "specscope serve"
-    return run_with_screen(command, environment, lifetime, name=name, instead=instead, grace=grace)
+    names = {"name": "specscope serve", "instead": "specscope serve without --screen"}
+    return run_with_screen(command, os.environ | {settings.PROTOCOL: "grpc"}, lifetime, grace=grace, **names)
 
 
 def _options(flags: dict[str, Any]) -> ServeOptions:
@@ -116,9 +124,9 @@ def _options(flags: dict[str, Any]) -> ServeOptions:
 def _api_key(given: str | None, file: str | None) -> str | None:
     """The key, as given or from a file. Raises UserError, which does not show the key."""
     name = "--api-key" if file is None else f"--api-key-file {file}"
+    if file is not None and given is not None:
+        raise UserError(f"give one of --api-key-file and --api-key (or {KEY})")
     if file is not None:
-        if given is not None:
-            raise UserError(f"give one of --api-key-file and --api-key (or {KEY})")
         lines = [line for _, line in read_lines(file, "the API key", largest=LARGEST_KEY) if line]
         if len(lines) > 1:
             raise UserError(f"{name}: the file must hold the key alone, on one line")
@@ -148,8 +156,7 @@ def _serve(config: EngineConfig, options: ServeOptions, sinks: OutputOptions, li
     lifetime.leave = outputs.close  # where requests take longer than the grace
     gc.freeze()  # what was loaded stays: the collector need not walk it while it serves
 
-    serving = Serving(engine, options, bound)
-    name = options.name or engine.run_info.target
+    serving, name = Serving(engine, options, bound), options.name or engine.run_info.target
     try:
         asyncio.run(serving.run(lambda: _say(f"serving {name} on http://{address(host, port)} (Ctrl-C to stop)")))
     except UserError:
@@ -159,8 +166,7 @@ def _serve(config: EngineConfig, options: ServeOptions, sinks: OutputOptions, li
             raise
         raise UserError(f"the engine failed: {type(error).__name__}: {error}") from error
     finally:
-        for line in outputs.close():
-            warn(line)
+        warn(*outputs.close())
     return outputs.code
 
 

@@ -96,9 +96,10 @@ def show(text: str, *, error: bool = False) -> None:
     click.echo(printable(text, keep="\n\t"), err=error)
 
 
-def warn(text: str) -> None:
-    """Print a warning on standard error."""
-    say(f"specscope: warning: {text}")
+def warn(*texts: str) -> None:
+    """Print warnings on standard error."""
+    for text in texts:
+        say(f"specscope: warning: {text}")
 
 
 def say(text: str) -> None:

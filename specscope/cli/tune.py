@@ -1,42 +1,40 @@
-"""`specscope tune`: which tree would have been better, from the records of a run and what a step costs."""
+"""`specscope tune`: which tree would have been better, from a run's records and a step's cost; `tree` draws one."""
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import click
 
 from specscope.analyze.tune.text import render_tuning
 from specscope.analyze.tune.tuning import Recorded, recorded
 from specscope.analyze.tune.tuning import tune as judge
-from specscope.cli.arguments import X_RULE, whole_from
-from specscope.cli.captures import (
-    answer_json,
-    captures_argument,
-    need_different,
-    need_steps,
-    progress_bar,
-    source_options,
-)
+from specscope.cli import captures as reading
+from specscope.cli import options
 from specscope.cli.help import verb
-from specscope.cli.options import flag, head_option, json_option, own_drafter_option, target_option
+from specscope.cli.options import X_RULE, flag, whole_from
 from specscope.cli.streams import say
 from specscope.engine.config import DEFAULT_TREES
 from specscope.engine.prompts import read_prompts
 from specscope.errors import UserError
 from specscope.plans.costs import Costs, read_costs, write_costs
-from specscope.plans.plan import TreePlan, parse_plan
+from specscope.plans.plan import LONGEST, TreePlan, describe, parse_plan, plan_dict, translated
 from specscope.terminal import text_console
-from specscope.trace.files import FIGURES, check_output
+from specscope.trace.checked import decoded
+from specscope.trace.files import FIGURES, check_output, read_lines
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.rules import BLOCK, STANDARD, is_own
 from specscope.trace.stored import as_runs
 from specscope.trace.wire.reading import read_capture
+from specscope.tree_shape import MAX_NODES
 
 
 @verb(epilog=X_RULE)
-@captures_argument
+@reading.captures_argument
 @flag("--batch N", "Requests that decode at once.", whole_from(1, 1024), default=1)
 @flag("--nodes MAX", "Nodes of the largest tree.", whole_from(1, 256), default=32)
 @flag("--tree,asked TREE", "Also rate this tree; repeatable.", multiple=True)
@@ -44,11 +42,11 @@ from specscope.trace.wire.reading import read_capture
 @flag("--no-costs", "Compare acceptance lengths only: no model is needed.")
 @flag("--check", "Measure the chosen tree. Beside the default and no drafts, on other prompts.")
 @flag("--prompts FILE", "Prompts for --check.  [default: prompts that the capture lacks]")
-@own_drafter_option
-@target_option
-@head_option
-@json_option
-@source_options
+@options.own_drafter_option
+@options.target_option
+@options.head_option
+@options.json_option
+@reading.source_options
 def tune(captures: tuple[str, ...], batch: int, nodes: int, costs: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Find the fastest draft tree, from a run's records.
 
@@ -61,7 +59,7 @@ def tune(captures: tuple[str, ...], batch: int, nodes: int, costs: str | None, *
     on the capture's models in a few seconds. Prints the best static and dynamic tree of every size, with tokens/s and
     intervals, and the tree to use.
     """
-    need_different(captures)
+    reading.need_different(captures)
     asked, prompts, no_costs, check, as_json = (
         flags.pop(name) for name in ("asked", "prompts", "no_costs", "check", "as_json")
     )
@@ -87,10 +85,10 @@ def tune(captures: tuple[str, ...], batch: int, nodes: int, costs: str | None, *
         from specscope.measure.tune import checked
 
         engine = engine or _engine(data, batch, flags)
-        with progress_bar() as progress:
+        with reading.progress_bar() as progress:
             tuning = checked(tuning, data, engine, batch, nodes, prompts, progress)
     if as_json:
-        answer_json("tune", tuning.to_dict(), tuning.sources, tuning.warnings)
+        reading.answer_json("tune", tuning.to_dict(), tuning.sources, tuning.warnings)
     else:
         render_tuning(tuning, text_console())
 
@@ -114,7 +112,7 @@ def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
     readers = [read_capture(path) for path in captures]
     gc.freeze()  # what was read stays until the command ends
     for path, reader in zip(captures, readers, strict=True):
-        need_steps(reader.history, path, "tuned")
+        reading.need_steps(reader.history, path, "tuned")
     warnings = [line for reader in readers for line in reader.warnings]
     return recorded(captures, [reader.history for reader in readers]), warnings
 
@@ -125,14 +123,14 @@ def _engine(data: Recorded, batch: int, models: Mapping[str, str | None]) -> Any
     from specscope.measure.judges import audit_options, engine_config_of
 
     share_cores()
-    options = audit_options(data.histories[0], **models, sample=None)  # reports missing models
-    if options.why_no_draft:
-        raise UserError(options.why_no_draft)
+    judged = audit_options(data.histories[0], **models, sample=None)  # reports missing models
+    if judged.why_no_draft:
+        raise UserError(judged.why_no_draft)
     rule = data.run.rule  # costs are of trees too; a chain's is the same under block
     rule = STANDARD if rule == BLOCK or is_own(rule) else rule
     more = {"rule": rule, "max_batch": batch, "kv_memory": max(1.0, batch / 4)}
-    with progress_bar() as progress:
-        config = engine_config_of(data.run, models["target"], models["draft_model"], **options.own, **more)
+    with reading.progress_bar() as progress:
+        config = engine_config_of(data.run, models["target"], models["draft_model"], **judged.own, **more)
         return start_engine(config, lambda what: progress(what, 0, 0))
 
 
@@ -140,5 +138,68 @@ def _measured(engine: Any, data: Recorded, batch: int, nodes: int) -> Costs:  # 
     from specscope.measure.step_costs import measure_costs
     from specscope.measure.tune import work_of
 
-    with progress_bar() as progress:
+    with reading.progress_bar() as progress:
         return measure_costs(engine, work_of(data, batch), batch, nodes, progress)
+
+
+def _tree_elsewhere(text: str) -> tuple[str, str]:
+    """A tree of another program, or of a file of its: as text, and where it is from. Raises UserError."""
+    if os.path.isfile(text):
+        text = "\n".join(line for _, line in read_lines(text, "the tree", largest=LONGEST))
+    if choices := re.search(r"((?:eagle|medusa)_choices)\W{1,4}(\[\s*\[[\[\]\d,\s]*\])", text):
+        return choices[2], f"TensorRT-LLM's {choices[1]}"
+    if '"tree_adj"' not in text:
+        return text, ""
+    try:
+        children = decoded(text, dict[str, dict[str, list[int]]])["tree_adj"]
+    except (ValueError, KeyError):
+        raise UserError("cannot read the tree_adj: write each node's children, {'0': [1, 2], '1': [3]}") from None
+    queue: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    for node, path in queue:  # which grows meanwhile
+        queue += [(child, (*path, rank)) for rank, child in enumerate(children.get(str(node), ()))]
+        if len(queue) > MAX_NODES + 1:
+            raise UserError(f"the tree_adj has a cycle, or more than {MAX_NODES} nodes")
+    return str([path for _, path in queue[1:]]), "SAMD's tree_adj"
+
+
+@verb()
+@click.argument("tree", metavar="TREE", required=False)
+@flag("--from,other TEXT", "A tree in another program's notation: a file or text.")
+@click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
+@options.json_option
+def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> None:
+    """Draw a draft tree, its attention mask and its cost.
+
+    \b
+      specscope tree 3x4
+      specscope tree --from '{"method": "eagle3", "num_speculative_tokens": 5}'
+      specscope tree --from trtllm.yaml
+
+    TREE is written as for --tree:
+
+    \b
+      5                           a chain of five
+      3x4                         three chains of four
+      '[(0,), (1,), (0, 0)]'      any static tree, as paths of child ranks
+      sampled:3x4, top:3x4        the same shape: drawn if the request is sampled; always the likeliest tokens
+      dynamic:24,depth=6,top=4    EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide
+
+    The tokens of a static tree are sampled if the request is sampled, and are the likeliest ones if it is greedy.
+
+    --from and --tree also read the trees of other programs:
+
+    \b
+      '[[0], [1], [0, 0]]'        choices of EAGLE, Medusa and TensorRT-LLM
+      '{"method": "eagle3", ...}' vLLM's --speculative-config, also with a command line around it
+      3,4,16                      SGLang's steps, top k and draft tokens, or the flags that set them
+
+    --from also takes a file that holds one of these, TensorRT-LLM's eagle_choices, medusa_choices, or SAMD's tree_adj.
+    """
+    if (tree is None) == (other is None):
+        raise UserError("give a TREE, or another program's tree with --from TEXT")
+    text, about = (tree, "") if tree is not None else _tree_elsewhere(other or "")
+    plan, about = parse_plan(text), about or translated(text)[1]
+    if as_json:
+        reading.answer_json("tree", plan_dict(plan, about), ())
+    else:
+        click.echo(describe(plan, mask=mask, about=about if about or other is not None else None))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +18,8 @@ from rich.text import Text
 from specscope.analyze.table import Table, percent, share, told
 from specscope.analyze.text import table_block
 from specscope.cli import options
-from specscope.cli.arguments import WATCHED, X_RULE, Number, whole_from
 from specscope.cli.help import verb
-from specscope.cli.options import flag
+from specscope.cli.options import WATCHED, X_RULE, Number, flag
 from specscope.cli.streams import need_terminal, say, warn
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
@@ -35,8 +34,8 @@ from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary, printable, shell_word
 from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
-from specscope.watch.source import Left, Server, Source, open_source
-from specscope.watch.watching import EngineRun, OpenOutputs, Watch, Watched
+from specscope.watch.source import Left, Server, open_source
+from specscope.watch.watching import EngineRun, Watch, Watched
 
 Seconds = Annotated[float, Meta(ge=0.05, le=1e7, description="between 0.05 and 10,000,000")]
 COUNTS = {"drafts": "drafts", "drafted": "drafted tokens", "accepted": "accepted tokens", "emitted": "output tokens"}
@@ -50,7 +49,6 @@ POLL = 0.05  # seconds between two checks for news
     "Receive spans here. OTLP over gRPC at this port, over HTTP at the next. Anyone who can reach it can send; with "
     "0.0.0.0, every machine.",
 )
-@flag("--http-port PORT", "With --listen: another port for HTTP.", whole_from(0, 65535))
 @flag("--interval S", "Seconds between two readings of a URL.", Number(Seconds), default=5.0)
 @flag("-o,--capture FILE", "Record the intervals. A second engine's go to NAME-2, and so on.")
 @options.no_clobber_option
@@ -73,17 +71,15 @@ def watch(lifetime: Lifetime, /, sources: tuple[str, ...], listen: str | None, h
     A capture of counts (-o) works with open, report and compare; it has no trees, so verify and diagnose cannot judge
     it.
     """
-    http_port, interval, capture, follow, seconds = (
-        flags.pop(name) for name in ("http_port", "interval", "capture", "follow", "seconds")
-    )
     if listen is not None:
         if sources:
             raise UserError(f"--listen waits for engines that send: leave out {sources[0]}")
-        options.refuse_others("--listen", "shows a screen of what engines send", {"listen", "http_port"})
-        _show_engines(listen, http_port, lifetime)
+        options.refuse_others("--listen", "shows a screen of what engines send", {"listen"})
+        _show_engines(listen, lifetime)
         return
-    if not sources or http_port is not None:
-        raise UserError("give X: a metrics page, a log, - or --listen HOST:PORT (--http-port goes with --listen)")
+    if not sources:
+        raise UserError("give X: a metrics page, a log, - or --listen HOST:PORT")
+    interval, capture, follow, seconds = (flags.pop(name) for name in ("interval", "capture", "follow", "seconds"))
     if follow and not headless:
         raise UserError("--follow needs --headless: a screen always follows a log")
     if sources.count("-") > 1:
@@ -91,36 +87,24 @@ def watch(lifetime: Lifetime, /, sources: tuple[str, ...], listen: str | None, h
     outputs = options.output_settings(flags, capture, [source for source in sources if "://" not in source])
     outputs = replace(outputs, privacy=max(Privacy.NO_TEXT, outputs.privacy))  # counts have no text
     with ends_at_once():
-        opened = _opened(sources, interval, follow or not headless, seconds)
+        how: dict[str, Any] = {"follow": follow or not headless, "patience": seconds or math.inf}
+        opened = [open_source(text, interval, **how) for text in sources]
+        for source in opened:
+            if isinstance(source, Server):
+                source.open()
+                say(f"{source.name}: {source.recognised}")
         if not headless:
             given = " ".join(shell_word(without_login(source)) for source in sources)
             need_terminal(f"specscope watch {given} --headless")
-        watching = Watch(opened, _opener(outputs))
-    if headless:
-        sys.exit(_print(watching, seconds))
-    _show(watching, seconds, lifetime)
+        watching = Watch(opened, partial(_outputs, outputs))
+    sys.exit(_print(watching, seconds) if headless else _show(watching, seconds, lifetime))
 
 
-def _opened(texts: Sequence[str], interval: float, follow: bool, seconds: float | None) -> list[Source]:
-    """The sources, servers read once. Raises UserError."""
-    sources = [open_source(text, interval, follow=follow, patience=seconds or math.inf) for text in texts]
-    for source in sources:
-        if isinstance(source, Server):
-            source.open()
-            say(f"{source.name}: {source.recognised}")
-    return sources
-
-
-def _opener(outputs: OutputOptions) -> OpenOutputs:
-    """What opens the outputs of an engine."""
-
-    def open_outputs(run: RunInfo, bus: Bus, engine: str, number: int) -> Outputs:
-        own = outputs
-        if outputs.capture is not None and number:  # the file's name was not given: it must not replace another
-            own = replace(outputs, capture=numbered(outputs.capture, number), existing=Existing.NEW_NAME)
-        return Outputs(own, bus, run, Vocabulary(), None, engine=engine)
-
-    return open_outputs
+def _outputs(asked: OutputOptions, run: RunInfo, bus: Bus, engine: str, number: int) -> Outputs:
+    """The outputs of an engine. The name of a second one's capture was not given: it must not replace another file."""
+    if asked.capture is not None and number:
+        asked = replace(asked, capture=numbered(asked.capture, number), existing=Existing.NEW_NAME)
+    return Outputs(asked, bus, run, Vocabulary(), None, engine=engine)
 
 
 def numbered(path: str, number: int) -> str:
@@ -129,30 +113,29 @@ def numbered(path: str, number: int) -> str:
     return path if not number else str(file.with_name(f"{file.stem}-{number + 1}{file.suffix}"))
 
 
-def _show_engines(address: str, http_port: int | None, lifetime: Lifetime) -> None:
-    """Show engines elsewhere: listen on HOST:PORT for gRPC, and on `http_port` (None: the port after it) for HTTP."""
+def _show_engines(address: str, lifetime: Lifetime) -> None:
+    """Show engines elsewhere: listen on HOST:PORT for gRPC, and on the port after it for HTTP."""
     from specscope.remote.attached import Attached, checked_address
 
     host, port = checked_address(address, "--listen")
-    if http_port is None and port == 65535:
-        raise UserError(f"--listen {address}: there is no next port for HTTP: give --http-port too")
+    if port == 65535:
+        raise UserError(f"--listen {address}: HTTP has the next port, and there is none: give a smaller one")
     need_terminal("an OpenTelemetry Collector, which writes captures (docs/telemetry.md)")
     with ends_at_once():
         from specscope.tui.app import run_app
 
-        attached = Attached(host, port, http_port if http_port is not None else (port + 1 if port else 0))
+        attached = Attached(host, port, port + 1 if port else 0)
     try:
         run_app(attached.on_screen(), lifetime, title=attached.where)
     finally:
         attached.close()
 
 
-def _show(watching: Watch, seconds: float | None, lifetime: Lifetime) -> None:
-    """Show the intervals on a screen until the user leaves."""
+def _show(watching: Watch, seconds: float | None, lifetime: Lifetime) -> int:
+    """Show the intervals on a screen until the user leaves; returns the exit code. Raises UserError."""
     with ends_at_once():
         from specscope.tui.app import run_app
-    control = Watched(watching, seconds)
-    losses: list[str] = []
+    control, losses = Watched(watching, seconds), list[str]()
 
     def finish() -> None:
         with interruptible():
@@ -164,11 +147,10 @@ def _show(watching: Watch, seconds: float | None, lifetime: Lifetime) -> None:
         run_app(control.on_screen(), lifetime, title=", ".join(source.name for source in watching.sources))
     finally:
         finish()
-    _last_words(watching, losses)
+    warn(*watching.faults(), *losses)
     if control.error:
         raise UserError(control.error)
-    if watching.code:
-        sys.exit(watching.code)
+    return watching.code
 
 
 def _print(watching: Watch, seconds: float | None) -> int:
@@ -187,17 +169,12 @@ def _print(watching: Watch, seconds: float | None) -> int:
             losses = watching.stop()
             rows.take(watching)
     rows.totals()
-    _last_words(watching, losses)
+    warn(*watching.faults(), *losses)
     if watching.errors:
         raise watching.errors[0]
     if not rows.engines:
         say("no intervals were reported")
     return interrupt.code if interrupt.asked else watching.code
-
-
-def _last_words(watching: Watch, losses: list[str]) -> None:
-    for line in [*watching.faults(), *losses]:
-        warn(line)
 
 
 @dataclass
@@ -264,6 +241,6 @@ class IntervalRows:
         """A table for each engine, over all of its intervals."""
         for engine in self.engines.values():
             self._console.print(table_block(engine.table()))
-        for run in (engine.run for engine in self.engines.values()):
-            if run.outputs.captured:
-                say(f"captured {run.name} → {run.outputs.captured}")
+        for engine in self.engines.values():
+            if captured := engine.run.outputs.captured:
+                say(f"captured {engine.run.name} → {captured}")

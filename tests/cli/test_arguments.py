@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specscope.cli.arguments import What
+from specscope.cli.options import What
 from tests.bad_inputs import PLANTED
 from tests.support.commands import run_here, specscope
 from tests.watch.samples import text

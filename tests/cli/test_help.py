@@ -10,10 +10,11 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import BashComplete
 
 import specscope
 from specscope.__main__ import EXTRAS
-from specscope.cli.help import VARIABLES, examples
+from specscope.cli.help import examples
 from specscope.cli.main import GROUPS, cli
 from specscope.cli.serve import KEY
 from specscope.trace.inside import settings
@@ -23,15 +24,17 @@ from tests.waiting import HANG_SECONDS
 PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 
 
-def commands(group=cli, path=()):
-    """(words, command) of every command, groups too."""
-    for name, command in group.commands.items():
-        yield (*path, name), command
-        if isinstance(command, click.Group):
-            yield from commands(command, (*path, name))
-
-
-COMMANDS = dict(commands())
+COMMANDS = dict(cli.commands.items())
+VARIABLES = {  # whose value an option has where its flag is not given
+    "api_key": KEY,
+    "otlp_endpoint": settings.ENDPOINT,
+    "otlp_protocol": settings.PROTOCOL,
+    "trace_level": settings.LEVEL,
+    "ratio": settings.SAMPLE,
+    "evidence": settings.EVIDENCE,
+    "no_text": settings.NO_TEXT,
+    "no_tokens": settings.NO_TOKENS,
+}
 
 
 WITHOUT = """
@@ -72,18 +75,14 @@ def test_the_help_has_the_verbs_in_groups_with_an_example_each():
     assert run_here([])[1] == out
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_verbs_help_has_an_example_that_parses(words):
-    command, out = COMMANDS[words], run_here([*words, "--help"])[1]
-    found = examples(command)
-    assert found
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_verbs_help_has_an_example_that_parses(name):
+    out, found = run_here([name, "--help"])[1], examples(COMMANDS[name])
     assert all(example in out for example in found)
-    assert any(example.startswith(f"specscope {' '.join(words)}") for example in found)
+    assert any(example.startswith(f"specscope {name}") for example in found)
     for example in found:
-        said = shlex.split(example)[1:]
-        depth = 2 if isinstance(cli.commands[said[0]], click.Group) and len(said) > 1 else 1
-        verb = COMMANDS[tuple(said[:depth])]
-        verb.make_parser(click.Context(verb)).parse_args(said[depth:])  # an unknown flag raises
+        _, verb, *words = shlex.split(example)
+        COMMANDS[verb].make_parser(click.Context(COMMANDS[verb])).parse_args(words)  # an unknown flag raises
 
 
 def test_the_version():
@@ -92,44 +91,34 @@ def test_the_version():
 
 def completed(*words):
     """What bash is told to complete the last word with."""
-    environment = {
-        **os.environ,
-        "_SPECSCOPE_COMPLETE": "bash_complete",
-        "COMP_WORDS": shlex.join(["specscope", *words]),
-        "COMP_CWORD": str(len(words)),
-    }
-    command = [sys.executable, "-m", "specscope"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_SECONDS).stdout.split()
+    shell = BashComplete(cli, {}, "specscope", "_SPECSCOPE_COMPLETE")
+    return [f"{item.type},{item.value}" for item in shell.get_completions([*words[:-1]], words[-1])]
 
 
 def test_completion():
-    assert completed("re") == ["plain,report"]
-    assert "plain,--branch" in completed("report", "--")
+    """As a shell asks for it, and as the script that the page names does."""
     assert completed("report", "tra") == ["file,tra"]
     assert completed("compare", "a.jsonl", "b") == ["file,b"]
-
-
-def test_the_script_that_the_readme_names_is_clicks():
     assert 'eval "$(_SPECSCOPE_COMPLETE=bash_source specscope)"' in PAGE.read_text()
-    environment = {**os.environ, "_SPECSCOPE_COMPLETE": "bash_source"}
-    command = [sys.executable, "-m", "specscope"]
-    out = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_SECONDS).stdout
-    assert "complete -o nosort -F _specscope_completion specscope" in out
+    asked = {"COMP_WORDS": "specscope re", "COMP_CWORD": "1"}
+    for what, says in (("bash_complete", "plain,report\n"), ("bash_source", "complete -o nosort -F _specscope_comp")):
+        env = {**os.environ, "_SPECSCOPE_COMPLETE": what, **asked}
+        command = [sys.executable, "-m", "specscope"]
+        assert says in subprocess.run(command, capture_output=True, text=True, env=env, timeout=HANG_SECONDS).stdout
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_verbs_usual_flags_fit_on_a_screen_and_all_are_there_by_group(words):
-    short, whole = (run_here([*words, flag])[1].partition("\nOptions:\n")[2] for flag in ("--help", "--help-all"))
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_verbs_usual_flags_fit_on_a_screen_and_all_are_there_by_group(name):
+    short, whole = (run_here([name, flag])[1].partition("\nOptions:\n")[2] for flag in ("--help", "--help-all"))
     assert len(short.partition("\n\n")[0].splitlines()) <= 27
     assert max(map(len, (short + whole).splitlines())) <= 110
-    options = {one.opts[-1] for one in COMMANDS[words].params if isinstance(one, click.Option) and not one.hidden}
-    assert not {name for name in options if name not in whole}
-    assert {f"plain,{name}" for name in options} <= {*completed(*words, "--"), *completed(*words, "-o")}
+    options = {one.opts[-1] for one in COMMANDS[name].params if isinstance(one, click.Option) and not one.hidden}
+    assert not {option for option in options if option not in whole}
+    assert {f"plain,{option}" for option in options} <= {*completed(name, "--"), *completed(name, "-o")}
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_what_leaves_the_process_follows_the_same_variables_in_every_verb(words):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_leaves_the_process_follows_the_same_variables_in_every_verb(name):
     """Privacy must not depend on the verb; `--sample N` of a judge is another flag than that of traces."""
-    for param in COMMANDS[words].params:
-        assert param.envvar == {"api_key": KEY, **VARIABLES}.get(param.name) or param.name in ("capture", "debug")
-    assert VARIABLES["no_text"] == settings.NO_TEXT
+    for param in COMMANDS[name].params:
+        assert param.envvar == VARIABLES.get(param.name) or param.name in ("capture", "debug")

@@ -93,7 +93,6 @@ def test_damaged_lines_are_counted_and_named(tmp_path):
         (["watch"], "give X: a metrics page, a log, - or --listen HOST:PORT"),
         (["watch", LOG, "--listen", "127.0.0.1:0"], "leave out "),
         (["watch", "--listen", "127.0.0.1:0", "--headless"], "leave out --headless"),
-        (["watch", LOG, "--http-port", "4318"], "--http-port goes with --listen"),
         (["watch", "nothing.log", "--headless"], "cannot read nothing.log: No such file or directory"),
         (["watch", "ftp://x", "--headless"], "is not a server's address: write http://HOST:PORT/metrics"),
         (["watch", "http://127.0.0.1:9/metrics", "--headless"], "cannot be reached"),

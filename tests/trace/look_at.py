@@ -11,7 +11,7 @@ from rich.console import Console
 
 from specscope.analyze.report import build_report
 from specscope.analyze.text import render_text
-from specscope.cli.debug import over_capture
+from specscope.cli.run import over_capture
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.page.write import PageRun

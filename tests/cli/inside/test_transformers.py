@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from specscope.cli.inside.transformers import environment, name_of
+from specscope.cli.inside import name_of
+from specscope.cli.inside import script_environment as environment
 from specscope.trace.wire.reading import read_capture
 from tests.processes import Terminal
 from tests.support.commands import run_here

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from specscope.cli.inside.vllm import environment
+from specscope.cli.inside import vllm_environment as environment
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.privacy import Privacy
 from tests.processes import SPECSCOPE, Terminal
@@ -26,8 +26,8 @@ def started(monkeypatch):
         def wait(self):
             return 0
 
-    monkeypatch.setattr("specscope.cli.inside.vllm.interpreter", lambda *words: "python")
-    monkeypatch.setattr("specscope.cli.inside.vllm.subprocess.Popen", Ended)
+    monkeypatch.setattr("specscope.cli.inside.interpreter", lambda *words: "python")
+    monkeypatch.setattr("specscope.cli.inside.subprocess.Popen", Ended)
     return variables
 
 

@@ -1,1 +1,0 @@
-"""Programs of other people, run with specscope inside them."""

@@ -1,1 +1,0 @@
-"""The verbs that judge a capture: why, verify, audit, locate, diagnose."""
