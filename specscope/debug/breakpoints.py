@@ -12,7 +12,7 @@ from specscope.errors import UserError
 from specscope.trace.checked import short, whole
 from specscope.trace.history.conditions import Expression
 from specscope.trace.history.history import History
-from specscope.trace.record.records import FinalKind, FinishReason, Outcome, RequestStep, StepRecord
+from specscope.trace.record.records import FinalKind, FinishReason, Outcome, RequestStep, StepRecord, Verdict
 from specscope.trace.record.tree import ROOT
 from specscope.trace.words import ANY, NODE, STEP, StepFacts
 
@@ -35,6 +35,7 @@ class EventKind(StrEnum):
 
 NODE_EVENTS = (EventKind.REJECT, EventKind.ACCEPT)
 BARE_EVENTS = (EventKind.PREEMPT, EventKind.FINISH, EventKind.ERROR)
+FINALS = {FinalKind.BONUS: EventKind.BONUS, FinalKind.RECOVERED: EventKind.RECOVER}
 
 
 def types_of(kind: EventKind) -> dict[str, type]:
@@ -55,48 +56,44 @@ class Event:
 
 def events(record: StepRecord, history: History, wanted: frozenset[EventKind]) -> Iterator[Event]:
     """The wanted events of a step, in the order in which they happened. The history may hold the step already."""
-    for name in record.preempted:
-        if EventKind.PREEMPT in wanted:
-            yield Event(EventKind.PREEMPT, name, StepFacts(record, name, None, history))
-    for part in record.requests:
-        for kind, node in _of_part(part, wanted):
-            yield Event(kind, part.request, StepFacts(record, part.request, part, history, node), node)
-    for end in record.finished:
-        failed = end.reason is FinishReason.ERROR
-        for kind, happened in ((EventKind.ERROR, failed), (EventKind.FINISH, True)):
-            if happened and kind in wanted:
-                yield Event(kind, end.info.id, StepFacts(record, end.info.id, None, history))
+    happened = itertools.chain(
+        ((EventKind.PREEMPT, name, None, None) for name in record.preempted),
+        ((kind, part.request, part, node) for part in record.requests for kind, node in _of_part(part, wanted)),
+        (
+            (kind, end.info.id, None, None)
+            for end in record.finished
+            for kind in ([EventKind.ERROR] * (end.reason is FinishReason.ERROR) + [EventKind.FINISH])
+        ),
+    )
+    for kind, name, part, node in happened:
+        if kind in wanted:
+            yield Event(kind, name, StepFacts(record, name, part, history, node), node)
 
 
 def _of_part(part: RequestStep, wanted: frozenset[EventKind]) -> Iterator[tuple[EventKind, int | None]]:
     """(kind, node) of what happened to one request."""
     verdict = part.verdict
-    if EventKind.PREFILL in wanted and part.prefill_tokens:
+    if part.prefill_tokens:
         yield EventKind.PREFILL, None
-    if EventKind.DRAFT in wanted and len(part.tree):
+    if len(part.tree):
         yield EventKind.DRAFT, None
     if verdict is not None:
-        if EventKind.REJECT in wanted or EventKind.ACCEPT in wanted:
-            yield from _tried(part, wanted)
-        if EventKind.BONUS in wanted and verdict.kind is FinalKind.BONUS:
-            yield EventKind.BONUS, None
-        if EventKind.RECOVER in wanted and verdict.kind is FinalKind.RECOVERED:
-            yield EventKind.RECOVER, None
-        if EventKind.EMIT in wanted and part.emitted:
+        if not wanted.isdisjoint(NODE_EVENTS):
+            yield from _tried(part, verdict)
+        if verdict.kind in FINALS:
+            yield FINALS[verdict.kind], None
+        if part.emitted:
             yield EventKind.EMIT, None
-    if EventKind.STEP in wanted:
-        yield EventKind.STEP, None
+    yield EventKind.STEP, None
 
 
-def _tried(part: RequestStep, wanted: frozenset[EventKind]) -> Iterator[tuple[EventKind, int]]:
+def _tried(part: RequestStep, verdict: Verdict) -> Iterator[tuple[EventKind, int]]:
     """Tried nodes in the order of their trials: level by level down the path."""
-    assert part.verdict is not None
-    outcome = part.verdict.outcome.tolist()
-    for above in (ROOT, *part.verdict.path.tolist()):
+    outcome = verdict.outcome.tolist()
+    for above in (ROOT, *verdict.path.tolist()):
         for node in part.tree.children(above):
-            kind = EventKind.ACCEPT if outcome[node] == Outcome.ACCEPTED else EventKind.REJECT
-            if outcome[node] != Outcome.UNTRIED and kind in wanted:
-                yield kind, node
+            if outcome[node] != Outcome.UNTRIED:
+                yield EventKind.ACCEPT if outcome[node] == Outcome.ACCEPTED else EventKind.REJECT, node
 
 
 @dataclass

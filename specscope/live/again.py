@@ -14,24 +14,20 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, OutOfBlocksError
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.drafters.model_drafter import ModelDrafter
-from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import DraftTree
 
 SCRATCH = "\0scratch"  # the drafter's request: no user's request can have this name
 
 
-def run_again(
-    engine: Engine, part: RequestStep, tokens: Sequence[int], prompt_len: int, params: SamplingParams
-) -> tuple[Tensor, Draft, tuple[str, ...]]:
+def run_again(engine: Engine, part: RequestStep, context: Context) -> tuple[Tensor, Draft, tuple[str, ...]]:
     """The target's logits [n + 1, V] for the recorded tree, the draft with the drafter's logits, and remarks on both.
 
-    `tokens`: prompt and output before the step, the root last. Raises UserError where no KV blocks are free.
+    `context`: the request before the step. Raises UserError where no KV blocks are free.
     """
     try:
-        logits = target_again(engine, part, tokens)
-        context = Context(SCRATCH, tokens, prompt_len, params, allowed=engine.forms.allowed(params))
-        drafted = drafter_again(engine, context, part.tree)
+        logits = target_again(engine, part, context.tokens)
+        drafted = drafter_again(engine, replace(context, request=SCRATCH), part.tree)
     except OutOfBlocksError as error:
         raise UserError(f"too few free KV blocks to recompute this step ({error}): raise --kv-memory") from None
     draft = Draft(part.tree)

@@ -19,7 +19,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import NO_KWARGS, PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
-from specscope.live.server import Command, EngineState, Failed, Loading, Ready, serve
+from specscope.live.server import EngineState, Ready, serve
 from specscope.live.start import Stages
 from specscope.trace.history.history import KEPT, History
 from specscope.trace.record.params import SamplingParams
@@ -131,15 +131,15 @@ class Worker(Control):
                 self.forked = message
             case NodeView():
                 self.node_view = message
-            case Loading():
-                self._stages.begin(message.stage)
+            case str():
+                self._stages.begin(message)
             case Ready():
                 self._on_ready(message)
                 self.ready = message
             case EngineState():
                 self._status, self.points = message.status, message.points
-            case Failed():
-                self.error = message.why
+            case UserError():
+                self.error = str(message)
             case Stop() | Answer() | LookRefused() | PromptRefused() | Notice():
                 self._arrived.append(message)
 
@@ -164,7 +164,7 @@ class Worker(Control):
         if verb == "submit" and not isinstance(value, PromptSpec):
             value = PromptSpec(value, self._params, **self._how)
         try:
-            self._commands.send(Command(verb, value))
+            self._commands.send((verb, value))
         except (OSError, ValueError):
             self._status = "ended"
 

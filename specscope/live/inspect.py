@@ -7,7 +7,7 @@ shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +18,8 @@ from specscope.engine.engine import Engine
 from specscope.engine.request import Turn
 from specscope.errors import UserError
 from specscope.live.again import run_again
-from specscope.speculate.allowed import Allowed, mask_
-from specscope.speculate.drafters.base import Draft
+from specscope.speculate.allowed import mask_
+from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import LogitRows, scaled, softmax_
 from specscope.speculate.verify.distribution import Chosen, Left, rejected
 from specscope.trace.history.history import RequestHistory
@@ -36,29 +36,24 @@ SHOWN = 5  # of the likeliest tokens that a form removed
 class PartTensors:
     """A request's part in a step, with the tensors behind it."""
 
-    request: str
+    context: Context  # the request before the step
     step: int
     index: int
-    tokens: Sequence[int]  # prompt and output before the step, the root last
-    prompt_len: int
-    params: SamplingParams
     draft: Draft
     logits: Tensor  # [n + 1, V] the target's: the root's row, then each node's
     verdict: Verdict | None  # None where the step is not judged yet
-    computed: bool  # whether it was computed again
+    computed: bool = False  # whether it was computed again
     notes: tuple[str, ...] = ()
-    allowed: Allowed | None = None  # what might follow, where not every token might
-
-    def limits(self, node: int) -> Ints | None:
-        """int32 [1, V / 32] what might follow a node, a bit for each token; None where all might."""
-        if self.allowed is None:
-            return None
-        return self.allowed.rows(self.tokens[self.prompt_len :], [self.path(node)])
 
     def path(self, node: int) -> list[int]:
         """Drafted tokens down to a node; none for ROOT."""
         tree = self.draft.tree
         return [] if node == ROOT else [int(tree.token[i]) for i in tree.path_to(node)]
+
+    def target(self, node: int) -> Left:
+        """The target's distribution below a node, as it is sampled from."""
+        rows = self.context.rows(self.logits[node + 1 : node + 2], lambda: [self.path(node)])
+        return rows.distributions()[0]
 
 
 def view_last(engine: Engine, part: RequestStep, node: int | None) -> NodeView:
@@ -83,54 +78,32 @@ def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:
 
 def view_earlier(engine: Engine, history: RequestHistory, step: int, part: RequestStep, node: int | None) -> NodeView:
     """A view of any step of a request whose whole context is known. Raises UserError where it is not."""
-    place = history.place_of(part.index)
+    place, info = history.place_of(part.index), history.info
     assert place is not None
     tokens = history.before(place, part.context_len + part.prefill_tokens + 1)
-    info = history.info
     if info is None or len(tokens) != part.context_len + part.prefill_tokens + 1:
         raise UserError(f"the context of {part.request} is partly unknown: its step {part.index} cannot be recomputed")
-    logits, draft, notes = run_again(engine, part, tokens, len(info.prompt_tokens), info.params)
-    tensors = PartTensors(
-        request=part.request,
-        step=step,
-        index=part.index,
-        tokens=tokens,
-        prompt_len=len(info.prompt_tokens),
-        params=info.params,
-        draft=draft,
-        logits=logits,
-        verdict=part.verdict,
-        computed=True,
-        notes=notes,
-        allowed=engine.forms.allowed(info.params),
-    )
-    return _view(engine, tensors, node)
+    allowed = engine.forms.allowed(info.params)
+    context = Context(part.request, tokens, len(info.prompt_tokens), info.params, allowed)
+    logits, draft, notes = run_again(engine, part, context)
+    return _view(engine, PartTensors(context, step, part.index, draft, logits, part.verdict, True, notes), node)
 
 
 def _of_turn(engine: Engine, turn: Turn, step: int, part: RequestStep | None) -> PartTensors:
     request = turn.request
     assert turn.logits is not None
     before = len(request.tokens) if part is None else part.context_len + part.prefill_tokens + 1
-    return PartTensors(
-        request=request.id,
-        step=step,
-        index=request.steps if part is None else part.index,
-        tokens=request.tokens[:before],
-        prompt_len=len(request.prompt_tokens),
-        params=request.params,
-        draft=turn.draft,
-        logits=turn.logits,
-        verdict=None if part is None else part.verdict,
-        computed=False,
-        allowed=engine.forms.allowed(request.params),
-    )
+    allowed = engine.forms.allowed(request.params)
+    context = Context(request.id, request.tokens[:before], len(request.prompt_tokens), request.params, allowed)
+    index, verdict = (request.steps, None) if part is None else (part.index, part.verdict)
+    return PartTensors(context, step, index, turn.draft, turn.logits, verdict)
 
 
 def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     """The view at the place where a node's token, or the final token, was drawn."""
-    tree, verdict = seen.draft.tree, seen.verdict
+    context, tree, verdict = seen.context, seen.draft.tree, seen.verdict
     if not len(seen.logits) or (node is None and verdict is None):
-        raise UserError(f"{seen.request} drew no token in this step: it fed a part of its prompt")
+        raise UserError(f"{context.request} drew no token in this step: it fed a part of its prompt")
     if node is not None and not 0 <= node < len(tree):
         raise UserError(f"there is no node {node}: this step has {len(tree)}, numbered from 0")
     if node is None:
@@ -138,33 +111,30 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
         above, token = (int(verdict.path[-1]) if len(verdict.path) else ROOT), verdict.token
     else:
         above, token = int(tree.parent[node]), int(tree.token[node])
-    path = seen.path(above)
-    logits = seen.logits[above + 1].float()
-    raw = logits.softmax(-1)
-    target = _target(seen, above)
-    p = target if node is not None else _left(seen, above, target)
-    chosen = torch.zeros_like(raw)
+    path, logits = seen.path(above), seen.logits[above + 1].float()
+    p = seen.target(above) if node is not None else _left(seen, above)
+    chosen = torch.zeros_like(logits)
     if isinstance(p, Chosen):
         chosen[p.token] = 1
-    row = seen.draft.row(path)
+    row, q = seen.draft.row(path), seen.draft.q.get(above)
     draft = None if row is None else row.full()[0]
-    q = seen.draft.q.get(above)
-    moved = LogitRows(logits[None], seen.params, seen.tokens, seen.prompt_len, [path]).shaped()
-    limits = seen.limits(above)
-    refused = () if limits is None or not limits.any() else (_refused(moved[0], limits, seen.params),)
+    moved = LogitRows(logits[None], context.params, context.tokens, context.prompt_len, [path]).shaped()
+    allowed = context.allowed
+    limits = None if allowed is None else allowed.rows(context.tokens[context.prompt_len :], [path])
+    refused = () if limits is None or not limits.any() else (_refused(moved[0], limits, context.params),)
     moved = (moved if limits is None else mask_(moved.clone(), limits))[0]
     return viewed(
-        request=seen.request,
+        request=context.request,
         step=seen.step,
         index=seen.index,
         node=node,
         token=token,
-        raw=_array(raw),
+        raw=_array(logits.softmax(-1)),
         p=_array(chosen if isinstance(p, Chosen) else p.row),
         draft=None if draft is None else _array(draft.softmax(-1)),
         q=None if q is None else _array(q),
         outside=draft is not None and bool(draft[token] == -torch.inf),
-        removed=(*refused, *_removed(moved, seen.params)),
+        removed=(*refused, *_removed(moved, context.params)),
         computed=seen.computed,
         notes=(*seen.notes, *_contradictions(engine, seen)),
     )
@@ -174,15 +144,9 @@ def _array(row: Tensor) -> Probs:
     return row.float().cpu().numpy()
 
 
-def _target(seen: PartTensors, node: int) -> Left:
-    """The target's distribution below a node, as it is sampled from."""
-    logits = seen.logits[node + 1 : node + 2]
-    told = (seen.tokens, seen.prompt_len, [seen.path(node)], seen.limits(node))
-    return LogitRows(logits, seen.params, *told).distributions()[0]
-
-
-def _left(seen: PartTensors, above: int, p: Left) -> Left:
-    """p less what rejected children took, by the step's rule: what the final token was drawn from."""
+def _left(seen: PartTensors, above: int) -> Left:
+    """The target's p less what rejected children took, by the step's rule: what the final token was drawn from."""
+    p = seen.target(above)
     tree, verdict = seen.draft.tree, seen.verdict
     q = None if verdict is not None and verdict.rule == MATCH else seen.draft.q.get(above)
     ahead = ratios(tree, verdict).parent if verdict is not None and looks_ahead(verdict.rule) else None
@@ -203,7 +167,7 @@ def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
     below: dict[int, Left] = {}
     for node, (above, token) in enumerate(zip(tree.parent.tolist(), tree.token.tolist(), strict=True)):
         if above not in below:
-            below[above] = _target(seen, above)
+            below[above] = seen.target(above)
         here, judged = below[above].prob(token), float(seen.verdict.p[node])
         if abs(here - judged) > least:
             yield f"node {node} was judged with p {judged:.4g}; here its p is {here:.4g}"

@@ -22,6 +22,7 @@ from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.command_table import find
 from specscope.debug.commands import Commands, goes_on_text
 from specscope.debug.session import Session
+from specscope.debug.viewer import Verb
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
@@ -34,15 +35,10 @@ if TYPE_CHECKING:
     from specscope.engine.engine import Engine
 
 
-# What the process and its parent say to each other, over one pipe each way. From the engine also come the bus's
-# records, debug.answers.News, Forked and NodeView.
-
-
-@dataclass(frozen=True)
-class Loading:
-    """How far the engine has loaded."""
-
-    stage: str
+# What the process and its parent say to each other, over one pipe each way. From the engine come a stage of its start
+# as text, Ready once, EngineState, the bus's records, debug.answers.News, Forked and NodeView; last, a UserError where
+# it failed.
+Command = tuple[Verb, Any]  # of the parent
 
 
 @dataclass(frozen=True)
@@ -59,21 +55,6 @@ class EngineState:
 
     status: str  # running, paused or idle
     points: tuple[BreakpointInfo, ...]  # the debugger's breakpoints, with their hits
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The engine ended, and why. Sent last."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command of the parent."""
-
-    verb: str  # submit, cancel, pause, resume, step, debug, look, watch, stop
-    value: Any = None
 
 
 class _Server:
@@ -97,7 +78,7 @@ class _Server:
 
     def load(self, config: EngineConfig) -> None:
         share_no_bars()
-        engine = start_engine(config, lambda stage: self.send(Loading(stage)))
+        engine = start_engine(config, self.send)
         signal.signal(signal.SIGTERM, self._end)
         from specscope.live.local import commands_over  # it needs torch, which is there only now
 
@@ -147,26 +128,27 @@ class _Server:
         while not self.ending and self.commands.poll(0.1 if idle else 0):
             idle = False
             command: Command = self.commands.recv()
-            if command.verb == "stop":
+            if command[0] == "stop":
                 return False
-            self._do(command)
+            self._do(*command)
         return not self.ending
 
-    def _do(self, command: Command) -> None:
-        if command.verb == "debug":
-            self._debug(*command.value)
-        elif command.verb == "look":
-            self._look(*command.value)
-        elif command.verb == "submit":
-            self._submit(command.value)
-        elif command.verb == "cancel":
-            self.engine.cancel(command.value)
-        elif command.verb == "step":
-            self.single += 1
-        elif command.verb == "watch":
-            self._watch(command.value)
-        else:
-            self.paused = command.verb == "pause"
+    def _do(self, verb: Verb, value: Any) -> None:  # noqa: ANN401
+        match verb:
+            case "debug":
+                self._debug(*value)
+            case "look":
+                self._look(*value)
+            case "submit":
+                self._submit(value)
+            case "cancel":
+                self.engine.cancel(value)
+            case "step":
+                self.single += 1
+            case "watch":
+                self._watch(value)
+            case _:
+                self.paused = verb == "pause"
 
     def _debug(self, line: str, viewed: int | None = None) -> None:
         """A line for the debugger. One that moves or looks pauses the engine; others let it run."""
@@ -253,8 +235,8 @@ def serve(
     except (EOFError, BrokenPipeError):
         pass  # the parent is gone
     except UserError as error:
-        server.send(Failed(str(error)))
+        server.send(UserError(str(error)))
     except Exception as error:
-        server.send(Failed(f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
+        server.send(UserError(f"the engine failed: {type(error).__name__}: {str(error).splitlines()[:1]}"))
     news.close()
     os._exit(0)  # an interpreter that holds torch takes a second to take down, and there is nothing left to save

@@ -23,8 +23,8 @@ def test_p_where_nothing_is_left_of_it_is_what_the_engine_drew_from():
     q = {ROOT: dense([0.5, 0.25, 0.25]), 0: row}
     (verdict,), (drawn_from,) = traversal.verify(batch_of(tree, [first, row, row], q, [0.5, 1e-9, 0.99]))
     assert verdict.path.tolist() in ([0], [])
-    seen = SimpleNamespace(draft=Draft(tree, q), verdict=verdict)
-    left = _left(seen, 0, Residual(row))
+    seen = SimpleNamespace(draft=Draft(tree, q), verdict=verdict, target=lambda above: Residual(row))
+    left = _left(seen, 0)
     assert float(left.row.sum()) == pytest.approx(1)
     if verdict.path.tolist() == [0]:
         assert left.row.tolist() == pytest.approx(drawn_from.row.tolist())
