@@ -8,10 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from textual.app import App, ComposeResult, SystemCommand
-from textual.binding import BindingType
 from textual.command import CommandList, CommandPalette
 from textual.containers import Container
 from textual.screen import Screen
@@ -77,7 +76,7 @@ class ScopeApp(App[None]):
     CSS_PATH = "scope.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
-    BINDINGS: ClassVar[list[BindingType]] = bound((*KEYS, Key("ctrl+c", "quit", "Quit")))
+    BINDINGS = bound((*KEYS, Key("ctrl+c", "quit", "Quit")))
 
     def __init__(
         self,
@@ -262,28 +261,21 @@ class ScopeApp(App[None]):
         look = self._look()
         self._panels[0].screen.set_class(bool(look.error), "failed")
         control = self.viewer.control
-        self._lay_out(self.viewer.history.counts_only or (control is not None and control.counts_only))
-        self._give_room(look)
+        counts_only = self.viewer.history.counts_only or (control is not None and control.counts_only)
+        self._lay_out("-counts", counts_only, IntervalsPanel)  # for an engine that tells counts only
+        self._lay_out("-log", bool(look.log) and not look.steps, TreePanel)  # which shows what it has done so far
         for panel in self._panels:
             panel.show(look)
         for screen in self.screen_stack:
             if isinstance(screen, Over) and screen.is_mounted:
                 screen.show(look)
 
-    def _lay_out(self, counts_only: bool) -> None:
-        """The panels for an engine that tells counts only, or the usual ones."""
+    def _lay_out(self, name: str, wanted: bool, panel: type[Panel]) -> None:
+        """The panels in a layout in which one matters most, or the usual ones."""
         screen = self._panels[0].screen
-        if counts_only != screen.has_class("-counts"):
-            screen.set_class(counts_only, "-counts")
-            screen.query_one(IntervalsPanel if counts_only else RequestsPanel).focus()
-
-    def _give_room(self, look: Look) -> None:
-        """To the log of an engine that has done nothing so far: the tree's panel shows it."""
-        screen = self._panels[0].screen
-        logs = bool(look.log) and not look.steps
-        if logs != screen.has_class("-log"):
-            screen.set_class(logs, "-log")
-            screen.query_one(TreePanel if logs else RequestsPanel).focus()
+        if wanted != screen.has_class(name):
+            screen.set_class(wanted, name)
+            screen.query_one(panel if wanted else RequestsPanel).focus()
 
     def _look(self) -> Look:
         standing = self.standing

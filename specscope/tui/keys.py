@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from specscope.tui.text import Ink
 
 
+When = Literal["always", "asks", "forked", "trees", "counts", "several"]
+
+
 @dataclass(frozen=True)
 class Key:
     """A key of a screen, or of all (`app.`); at the foot of a screen it stands where it has a rank there."""
@@ -26,7 +29,7 @@ class Key:
     word: str = ""  # at the foot
     rank: int = -1  # how soon it leaves the foot where that is narrow: the highest first; -1 never stands there
     # An engine takes commands; something was forked; requests with trees, or counts only; there may be several engines
-    when: Literal["always", "asks", "forked", "trees", "counts", "several"] = "always"
+    when: When = "always"
     help: str = ""  # on the page of the main screen
 
 
@@ -75,7 +78,6 @@ KEYS: tuple[Key, ...] = (
     Key("question_mark", "help", "Help", "?", help="keys, marks and figures"),
     Key("q", "quit", "Quit", "q", help="quit"),
 )
-When = Literal["always", "asks", "forked", "trees", "counts", "several"]
 # What stands at the foot for keys of the app: the action, the label, the word, and when
 FOOT: dict[str, tuple[str, str, str, When]] = {
     "pause": ("pause", "space", "", "always"),
@@ -151,6 +153,13 @@ def bound(keys: Iterable[Key]) -> list[BindingType]:
     from textual.binding import Binding
 
     return [Binding(key.keys, key.action, key.command, show=False) for key in keys if key.keys]
+
+
+def hidden(**actions: str) -> list[BindingType]:
+    """The keys of a panel, which stand nowhere."""
+    from textual.binding import Binding
+
+    return [Binding(key, action, show=False) for key, action in actions.items()]
 
 
 MOVING = of_app(  # over the main screen they show what they moved to

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from specscope.debug.answers import BreakpointHit
 from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.record.records import FinalKind, RequestInfo
+from specscope.trace.record.records import FinalKind
 from specscope.tui.text import clean
 
 KEPT = 2000  # most lines kept
@@ -29,7 +29,10 @@ class Talk:
 
 @dataclass
 class Pending:
-    """Prompts that wait to be seen in a record, and requests whose end does: a paused engine's next step tells."""
+    """Prompts that wait to be seen in a record, and requests whose end does: a paused engine's next step tells.
+
+    The engine takes prompts in order: each request that comes is the oldest of them.
+    """
 
     prompts: list[str] = field(default_factory=list)
     cancels: set[str] = field(default_factory=set)
@@ -41,28 +44,16 @@ class Pending:
         self.prompts.append(prompt)
 
     def refused(self) -> None:
-        """The engine refused a prompt: the oldest, for it takes them in order."""
-        if self.prompts:
-            self.prompts.pop(0)
+        del self.prompts[:1]
 
     def update(self, history: History) -> None:
         """Drop what the records now show."""
         if self.cancels:
             going = {name for name, request in history.requests.items() if request.end is None}
             self.cancels &= going
-        if not self.prompts:
-            return
-        for name in [name for name in history.requests if name not in self._known]:
-            self._known.add(name)
-            self._came(history.requests[name].info)
-
-    def _came(self, info: RequestInfo | None) -> None:
-        """A request arrived: drop the prompt with its text, or the oldest prompt where the text is not known."""
-        text_known = info is not None and bool(info.prompt or info.title)
-        for index, prompt in enumerate(self.prompts):
-            if not text_known or (info is not None and (prompt == info.title or prompt in info.prompt)):
-                del self.prompts[index]
-                return
+        if self.prompts:
+            del self.prompts[: len(history.requests.keys() - self._known)]
+            self._known.update(history.requests)
 
     @property
     def shown(self) -> tuple[tuple[str, ...], frozenset[str]]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Hashable
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Container
 
 from specscope.analyze.findings import Reference
@@ -17,7 +15,7 @@ from specscope.analyze.questions.evidence import snapshot
 from specscope.analyze.table import Table
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
-from specscope.tui.keys import Key, bound, foot
+from specscope.tui.keys import Key, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
 from specscope.tui.text import clean
@@ -38,7 +36,6 @@ class AnalysisScreen(Over):
         *foot(scope=4, filter=5, sort=6, reverse=7, requests=9, help=8),
         close(2, "escape,q,a"),
     )
-    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def __init__(self, look: Look) -> None:
         super().__init__(look)

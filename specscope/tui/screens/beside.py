@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import attrgetter
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container
 
 from specscope.debug.forked import Forked
@@ -20,7 +18,7 @@ from specscope.trace.history.place import brief, ended_by
 from specscope.trace.history.wording import acceptance
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.tui.keys import Key, bound, foot, of_app
+from specscope.tui.keys import Key, foot, hidden, of_app
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
 from specscope.tui.text import Ink, Line, clean, figure, fit, left, paragraph, right
@@ -103,12 +101,7 @@ class PlacesPanel(Panel):
     """A line for each place in the output at which a step of either side begins; the band is on the picked one."""
 
     OF = attrgetter("beside.title", "picked")
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "pick(-1)", "Above", show=False),
-        Binding("down", "pick(1)", "Below", show=False),
-        Binding("pageup", "pick(-10)", "Far above", show=False),
-        Binding("pagedown", "pick(10)", "Far below", show=False),
-    ]
+    BINDINGS = hidden(up="pick(-1)", down="pick(1)", pageup="pick(-10)", pagedown="pick(10)")
 
     def __init__(self, beside: Beside, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -213,7 +206,6 @@ class BesideScreen(Over):
         *foot(help=6),
         *of_app("next_theme"),
     )
-    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def __init__(self, look: Look, beside: Beside, another: Callable[[int], Beside | None] | None = None) -> None:
         super().__init__(look)

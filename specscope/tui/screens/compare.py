@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Container
 
 from specscope.analyze.compare.parting import PartingCause
 from specscope.analyze.compare.result import Comparison, Pair
 from specscope.analyze.compare.side import Side
 from specscope.analyze.compare.tables import configuration
-from specscope.tui.keys import ALONE, COLOURS, MARKS, Key, bound, foot
+from specscope.tui.keys import ALONE, COLOURS, MARKS, Key, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.beside import Beside, BesideScreen
 from specscope.tui.screens.help import NODE, Part, Row, keys_of, two_columns
@@ -149,11 +147,7 @@ class PairsPanel(PickPanel):
             ListColumn("τ B", TAU, lambda pair: (figure(pair.tau[1]), "text"), lambda pair: pair.tau[1], True),
             ListColumn("change", NUMBER, _change_cell, _change, True),
             ListColumn(
-                "parts at",
-                8,
-                lambda pair: (NOTHING if pair.parting is None else f"{pair.parting.position:,}", "text"),
-                _at,
-                True,
+                "parts at", 8, lambda pair: (NOTHING if (at := _at(pair)) is None else f"{at:,}", "text"), _at, True
             ),
             ListColumn("cause", 10, _cause, lambda pair: None if pair.parting is None else pair.parting.cause.value),
             ListColumn("prompt", -1, lambda pair: (pair.title, "dim")),
@@ -204,7 +198,6 @@ class CompareScreen(Over, inherit_bindings=False):
         Key("N,upper_n", "screen.next(-1)", "Previous parting", "N", "previous", 5, help="previous pair that parts"),
         *foot(filter=2, sort=3, reverse=6, theme=7, help=4, quit=8),
     )
-    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def __init__(self, look: Look, compared: Compared) -> None:
         super().__init__(look)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
 
 from rich.text import Text
 from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
@@ -21,6 +19,7 @@ from specscope.errors import UserError
 from specscope.trace.checked import whole
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.record.vocabulary import shell_word
+from specscope.tui.keys import hidden
 from specscope.tui.standing import Standing
 from specscope.tui.text import clean
 from specscope.tui.widgets.lines import Goto
@@ -31,7 +30,7 @@ from specscope.tui.widgets.prompt import DebugPrompt
 class Ask(ModalScreen[str | None]):
     """A dialog that returns what was typed, or None if it was cancelled."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", show=False)]
+    BINDINGS = hidden(escape="dismiss(None)")
 
     def __init__(self, question: str, placeholder: str = "", value: str = "") -> None:
         super().__init__()

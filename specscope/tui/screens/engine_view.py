@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 from statistics import median
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import BindingType
 
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import LeftOut
 from specscope.trace.record.records import StepRecord
-from specscope.tui.keys import bound, foot
+from specscope.tui.keys import foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
 from specscope.tui.text import Ink, Line, bar, blocks, clean, joined, left, line_width, percent, right
@@ -202,7 +200,6 @@ class EngineScreen(Over):
     """The panel over the whole screen."""
 
     KEYS = (*foot(pause=0, move=1, jump=4, go_to=3, debug=5, help=6), close(2, "escape,q,v"))
-    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
         yield EnginePanel("engine")

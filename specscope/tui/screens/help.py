@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from specscope.trace.words import NODE as NODE_FIELDS
 from specscope.trace.words import label as field_label
-from specscope.tui.keys import COLOURS, FIGURES, KEYS, MARKS, RATES
+from specscope.tui.keys import COLOURS, FIGURES, KEYS, MARKS, RATES, hidden
 from specscope.tui.screens.over import Over
 from specscope.tui.text import Ink, Line, labelled
 from specscope.tui.widgets.decision import beside
@@ -81,9 +79,7 @@ class HelpLines(Lines):
 class HelpScreen(ModalScreen[None]):
     """A page of help over a screen."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,q", "dismiss", "Close", show=False),
-    ]
+    BINDINGS = hidden(**{"escape,question_mark,q": "dismiss"})
 
     def __init__(self, page: Page) -> None:
         super().__init__()

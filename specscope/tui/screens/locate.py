@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import math
 from operator import attrgetter
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Container
 
 from specscope.analyze.locate.located import Floats, Held, Located, Location, Walk
 from specscope.analyze.locate.text import AGREES, DIFFERS, error_text, explained, verdict
-from specscope.tui.keys import ALONE, Key, bound, foot, of_app
+from specscope.tui.keys import ALONE, Key, foot, of_app
 from specscope.tui.look import Look
 from specscope.tui.screens.help import Part, Row, keys_of, two_columns
 from specscope.tui.screens.over import Over, close
@@ -262,24 +260,20 @@ class WalkPanel(PickPanel):
             held = every[place]
             return held.operation.words, "strong" if place == walk.first else "text" if held.differs else "dim"
 
+        def error(place: int) -> tuple[str, Ink]:
+            return error_text(every[place].error), ink(every[place], "text")
+
+        def off(place: int) -> tuple[str, Ink]:
+            return f"{every[place].differing:,}/{every[place].rows:,}", ink(every[place], "faint")
+
         columns: list[ListColumn[int]] = [
             ListColumn("", 1, lambda at: (DIFFERS if every[at].differs else AGREES, ink(every[at], "accepted"))),
             ListColumn("operation", words, named, lambda at: every[at].operation.words),
             ListColumn("name", name, lambda at: (every[at].operation.name, "faint")),
-            ListColumn(
-                *("error", ERROR, lambda at: (error_text(every[at].error), ink(every[at], "text"))),
-                *(lambda at: every[at].error, True),
-            ),
+            ListColumn("error", ERROR, error, lambda at: every[at].error, True),
             ListColumn("allowed", ERROR, lambda at: (error_text(every[at].allowed), "faint"), None, True),
             ListColumn("", bar, lambda at: error_bar(every[at].error, every[at].allowed, bar)),
-            ListColumn(
-                *(
-                    "rows off",
-                    ROWS,
-                    lambda at: (f"{every[at].differing:,}/{every[at].rows:,}", ink(every[at], "faint")),
-                ),
-                *(lambda at: every[at].differing, True),
-            ),
+            ListColumn("rows off", ROWS, off, lambda at: every[at].differing, True),
         ]
         walks = self.location.walks
         about: tuple[tuple[int, Line], ...] = (
@@ -306,7 +300,6 @@ class HeldScreen(Over):
         *foot(sort=6, help=5),
         *of_app("next_theme"),
     )
-    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def __init__(self, look: Look, walk: Walk, place: int) -> None:
         super().__init__(look)
@@ -343,7 +336,6 @@ class LocateScreen(Over, inherit_bindings=False):
         Key("left,W,upper_w", "screen.turn(-1)", "Previous walk", "←"),
         *foot(filter=3, sort=5, reverse=7, theme=8, help=4, quit=9),
     )
-    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def __init__(self, look: Look, location: Location) -> None:
         super().__init__(look)

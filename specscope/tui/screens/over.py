@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.screen import ModalScreen
 from textual.widget import Widget
 
@@ -31,7 +30,11 @@ class Over(ModalScreen[None]):
 
     KEYS: ClassVar[tuple[Key, ...]] = ()
     FIRST: ClassVar[type[Widget] | None] = None  # the panel that has the focus at first
-    BINDINGS: ClassVar[list[BindingType]] = bound((close(-1), *MOVING))
+    BINDINGS = bound((close(-1), *MOVING))
+
+    def __init_subclass__(cls, **how: Any) -> None:  # noqa: ANN401
+        cls.BINDINGS = bound(cls.KEYS)
+        super().__init_subclass__(**how)
 
     def __init__(self, look: Look) -> None:
         super().__init__()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.message import Message
 
 from specscope.debug.breakpoints import BreakpointInfo, EventKind
-from specscope.tui.keys import Key, bound, foot
+from specscope.tui.keys import Key, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
 from specscope.tui.text import Line, cut, folded, paragraph
@@ -82,7 +80,6 @@ class PointsScreen(Over):
         *foot(filter=5, sort=6, debug=7, help=8),
         close(3, "escape,q,b"),
     )
-    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
         yield PointsPanel("points")

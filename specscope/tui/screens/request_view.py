@@ -9,12 +9,11 @@ from typing import ClassVar
 from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container
 
 from specscope.trace.history.wording import acceptance, ending, plural
 from specscope.trace.record.records import FinalKind, RequestStep
-from specscope.tui.keys import Key, bound, foot
+from specscope.tui.keys import Key, foot, hidden
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
 from specscope.tui.text import LEVELS, Ink, Line, clean, cut, figure, fit, left, right, show_token, spread
@@ -55,11 +54,7 @@ class TimelinePanel(ListPanel):
 
     OF = attrgetter("look.current", "look.at", "length", "order")
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "pick(-1)", "The step above", show=False),
-        Binding("down", "pick(1)", "The step below", show=False),
-        Binding("enter", "app.step", "The step's decisions", show=False),
-    ]
+    BINDINGS = hidden(up="pick(-1)", down="pick(1)", enter="app.step")
     COLUMNS: ClassVar[tuple[str, ...]] = ("step", "depth", "nodes", "tokens")
 
     def __init__(self, id: str | None = None) -> None:
@@ -176,7 +171,6 @@ class RequestScreen(Over):
         *foot(rejection=3, filter=4, sort=5, requests=6, debug=7, copy=8, help=9),
         close(2, "escape,q,r"),
     )
-    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
         with Container(id="of-request"):

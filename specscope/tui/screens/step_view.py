@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from operator import attrgetter
-from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container
 
 from specscope.debug.answers import LookRefused
 from specscope.debug.views import NodeView
 from specscope.trace.history.place import at, ended_by
 from specscope.trace.history.wording import acceptance
-from specscope.tui.keys import Key, bound, foot
+from specscope.tui.keys import Key, foot, hidden
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
 from specscope.tui.screens.request_view import TimelinePanel
@@ -37,11 +35,7 @@ class NodesPanel(Panel):
 
     OF = attrgetter("look.current", "look.at", "picked", "asked")
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "pick(-1)", "Node above", show=False),
-        Binding("down", "pick(1)", "Node below", show=False),
-        Binding("enter", "screen.distributions", "Distributions", show=False),
-    ]
+    BINDINGS = hidden(up="pick(-1)", down="pick(1)", enter="screen.distributions")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -93,7 +87,7 @@ class PlacePanel(Panel):
 
     OF = attrgetter("_picker.picked", "_picker.asked", "here", "asked", "refused", "view")
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "screen.distributions", "Distributions", show=False)]
+    BINDINGS = hidden(enter="screen.distributions")
 
     def __init__(self, picker: NodesPanel, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -152,16 +146,11 @@ class NodePanel(Panel):
     """Why the picked node was kept or not, and where it stands."""
 
     OF = attrgetter(
-        "_picker.picked",
-        "_picker.asked",
-        "_place.display",
-        "_place.here",
-        "_place.asked",
-        "_place.refused",
-        "_place.view",
+        *("_picker.picked", "_picker.asked", "_place.display", "_place.here", "_place.asked"),
+        *("_place.refused", "_place.view"),
     )
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "screen.distributions", "Distributions", show=False)]
+    BINDINGS = hidden(enter="screen.distributions")
 
     def __init__(self, picker: NodesPanel, place: PlacePanel, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -193,7 +182,6 @@ class StepScreen(Over):
         *foot(move=3, rejection=4, request=6, debug=5, copy=7, help=8),
         close(2, "escape,q,d"),
     )
-    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
         nodes_panel = NodesPanel("nodes")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from operator import attrgetter
-from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
 
+from specscope.tui.keys import hidden
 from specscope.tui.look import Look
 from specscope.tui.text import NOTHING, Ink, Line, bar, clean, cut, fit, line_width, percent
 from specscope.tui.widgets.lines import Goto, Panel, Sheet
@@ -34,15 +33,8 @@ class StatusBar(Panel, can_focus=False):
     """Tokens a second, batch, KV use, lost records, and why speculation is off where it is."""
 
     OF = attrgetter(
-        "look.position",
-        "look.steps",
-        "look.history.lost",
-        "look.history.in_part",
-        "look.history.branch",
-        "look.status",
-        "look.error",
-        "look.title",
-        "look.viewer.read_so_far",
+        *("look.position", "look.steps", "look.status", "look.error", "look.title", "look.viewer.read_so_far"),
+        *("look.history.lost", "look.history.in_part", "look.history.branch"),
     )
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
@@ -134,10 +126,7 @@ class Slider(Panel):
 
     OF = attrgetter("look.position", "look.steps", "look.viewer.follow", "look.viewer.live", "has_focus")
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "app.backward", "Step back", show=False),
-        Binding("right", "app.forward", "Step forward", show=False),
-    ]
+    BINDINGS = hidden(left="app.backward", right="app.forward")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -151,17 +140,9 @@ class Slider(Panel):
         cell = round(look.position / (look.steps - 1) * (room - 1)) if look.steps > 1 else room - 1
         cell = min(max(cell, 0), room - 1)
         knob: Ink = "accent" if self.has_focus or not look.viewer.follow else "text"
-        if look.steps == 0:
-            return Sheet([[(" ", "text"), ("─" * room, "rail"), ("  ", "text"), *words]])
-        line: Line = [
-            (" ", "text"),
-            ("━" * cell, "bar"),
-            ("●", knob),
-            ("─" * (room - 1 - cell), "rail"),
-            ("  ", "text"),
-            *words,
-        ]
-        return Sheet([line])
+        track: Line = [("━" * cell, "bar"), ("●", knob), ("─" * (room - 1 - cell), "rail")]
+        track = track if look.steps else [("─" * room, "rail")]
+        return Sheet([[(" ", "text"), *track, ("  ", "text"), *words]])
 
     def on_focus(self) -> None:
         if self.look is not None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
 
 from specscope.trace.history.interval import COLUMNS, cells, counts, definitions, missing
 from specscope.trace.record.aggregate import Aggregate
+from specscope.tui.keys import hidden
 from specscope.tui.look import Look
 from specscope.tui.text import LEVELS, NOTHING, Ink, Line, bar, clean, cut, folded, left, right
 from specscope.tui.widgets.lines import Goto, Panel, Sheet
@@ -28,10 +27,7 @@ class IntervalsPanel(Panel):
 
     OF = attrgetter("look.position", "look.steps")
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "app.backward", "Interval before", show=False),
-        Binding("down", "app.forward", "Next interval", show=False),
-    ]
+    BINDINGS = hidden(up="app.backward", down="app.forward")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -1,7 +1,6 @@
 """Lines: a scrolling widget that draws ready-made lines, and redraws only those that changed.
 
-Textual's own DataTable, Tree, Sparkline and Footer cost 6, 3.5, 2 and 23 times as much a frame, on a screen that may
-take 3 % of a machine beside an engine: measured once, with a benchmark that is gone.
+Textual's own DataTable, Tree, Sparkline and Footer cost 6, 3.5, 2 and 23 times as much a frame.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any, ClassVar, Literal
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
-from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from specscope.trace.history.history import History
+from specscope.tui.keys import hidden
 from specscope.tui.look import Look
 from specscope.tui.palette import style, to_text
 from specscope.tui.text import Ink, Line, clean
@@ -58,10 +57,7 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
     """A scroll view over a sheet. Its own line API: no layout, no markup, no children."""
 
     ALLOW_SELECT = False
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "scroll_up", "Scroll up", show=False),
-        Binding("down", "scroll_down", "Scroll down", show=False),
-    ]
+    BINDINGS = hidden(up="scroll_up", down="scroll_down")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from textual import events
-from textual.binding import Binding, BindingType
 from textual.message import Message
 
+from specscope.tui.keys import hidden
 from specscope.tui.text import Ink, Line, clean, cut, fit, left, line_width, right
 from specscope.tui.widgets.lines import Panel, Sheet
 
@@ -151,11 +151,7 @@ def row_line(item: Item, columns: Sequence[ListColumn[Item]], width: int) -> Lin
 class PickPanel(ListPanel):
     """A list of which one item is picked, with arrows or the mouse. `draw` fills `shown` and `rows`."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "pick(-1)", "Above", show=False),
-        Binding("down", "pick(1)", "Below", show=False),
-        Binding("enter", "screen.go", "Open", show=False),
-    ]
+    BINDINGS = hidden(up="pick(-1)", down="pick(1)", enter="screen.go")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import codecs
 from collections.abc import Hashable
 from operator import attrgetter
-from typing import ClassVar
 
 from rich.cells import cell_len
-from textual.binding import Binding, BindingType
 
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.history.wording import ending, plural
 from specscope.trace.record.records import FinishReason, Origin, RequestStep
 from specscope.trace.record.vocabulary import Vocabulary, token_id
+from specscope.tui.keys import hidden
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, joined, show_token
 from specscope.tui.widgets.lines import Panel, Sheet
@@ -32,10 +31,7 @@ class OutputPanel(Panel):
 
     OF = attrgetter("look.current", "place", "end")
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "app.open('request')", "The request over time", show=False),
-        Binding("slash", "app.ask_search", "Search the output", show=False),
-    ]
+    BINDINGS = hidden(enter="app.open('request')", slash="app.ask_search")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import Binding
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, RichLog
 
+from specscope.tui.keys import hidden
 from specscope.tui.standing import KEPT, Talk
 from specscope.tui.text import folded
 
@@ -32,11 +32,9 @@ def hanging(line: str, width: int) -> list[str]:
 class DebugPrompt(ModalScreen[None]):
     """A log and a line to type. `run` is given each line; what comes back is shown when it comes."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "Close", show=False),
-        Binding("up", "earlier(-1)", "Earlier", show=False),
-        Binding("down", "earlier(1)", "Later", show=False),
-        Binding("tab", "complete", "Complete", show=False, priority=True),
+    BINDINGS = [  # noqa: RUF012
+        *hidden(escape="dismiss(None)", up="earlier(-1)", down="earlier(1)"),
+        Binding("tab", "complete", show=False, priority=True),
     ]
 
     def __init__(self, talk: Talk, run: Callable[[str], None], complete: Callable[[str], list[str]]) -> None:

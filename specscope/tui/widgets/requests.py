@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
 
 from specscope.trace.words import RequestRow, request_row
+from specscope.tui.keys import hidden
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, clean, figure, left, line_width
 from specscope.tui.widgets.lines import Goto, Sheet
@@ -43,11 +42,7 @@ class RequestsPanel(PickPanel):
 
     OF = attrgetter("look.position", "look.steps", "look.current", "look.pending", "order")
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "app.choose(-1)", "Request above", show=False),
-        Binding("down", "app.choose(1)", "Request below", show=False),
-        Binding("enter", "app.open('request')", "The request over time", show=False),
-    ]
+    BINDINGS = hidden(up="app.choose(-1)", down="app.choose(1)", enter="app.open('request')")
 
     @property
     def names(self) -> list[str]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import ClassVar
 
 from rich.cells import cell_len
 from textual import events
-from textual.binding import Binding, BindingType
 
 from specscope.debug.viewer import Control
 from specscope.trace.history.place import at, brief, ended_by
 from specscope.trace.history.wording import about_method, about_sizing, acceptance
 from specscope.trace.record.records import RequestStep, StepRecord, Verdict
 from specscope.trace.words import how_drawn
+from specscope.tui.keys import hidden
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, folded, line_width, paragraph, show_token
 from specscope.tui.widgets.decision import likeliest_lines, why_lines
@@ -32,7 +31,7 @@ class TreePanel(Panel):
 
     OF = attrgetter("look.current", "look.at", "look.position", "beginning")
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "app.step", "The step's decisions", show=False)]
+    BINDINGS = hidden(enter="app.step")
 
     _order: Sequence[int] = ()  # whose node each line of the tree is
 
