@@ -64,53 +64,50 @@ def test_it_is_not_run(words, shows, folder, installed, tiny, tmp_path):
     assert not ran.exists()
 
 
-def captured(folder, installed, tiny, module, *, named):
-    """The capture of the class of docs/python.md as this module. `named`: whether the class has a name."""
+@pytest.fixture
+def several(installed):
+    """Runs several command lines one after the other in one process, as the installed command runs one."""
+    script = Path(installed[-1]).with_name("several")
+    script.write_text(
+        "import sys\nfrom specscope.__main__ import main\nfor line in sys.argv[1:]:\n"
+        "    sys.argv = ['specscope', *line.split()]\n    try:\n        main()\n"
+        "    except SystemExit as end:\n        print('ended with', end.code, flush=True)\n"
+    )
+
+    def run(folder, *lines):
+        command, text = [*installed[:-1], str(script), *lines], "abc abc abc abc\n"
+        done = subprocess.run(command, input=text, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+        assert not (folder / "ran").exists(), (folder / "ran").read_text()
+        assert "internal error" not in done.stderr
+        return re.findall(r"ended with (\d+)", done.stdout), done.stderr
+
+    return run
+
+
+def test_the_module_of_a_drafter_of_ones_own_is_run_and_one_that_only_a_capture_names_is_not(folder, several, tiny):
+    """As docs/python.md has it, from a folder that holds nothing else of use; the second has no name of its own."""
     page = (ROOT / "docs" / "python.md").read_text()
     (source,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "class LastWords" in block)
-    (folder / f"{module}.py").write_text(source if named else source.replace('name = "last words"', ""))
-    words = ["capture", "-", "--drafter", f"{module}:LastWords", "--tree", "4", "-o", "mine.jsonl", "--max-tokens", "9"]
-    command = [*installed, *words, "--ignore-eos", "--target", str(tiny), "--kv-memory", "0.01"]
-    done = subprocess.run(
-        command, input="abc abc abc abc\n", cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert not (folder / "ran").exists()
-    return read_capture(folder / "mine.jsonl").history
-
-
-def test_the_module_of_a_drafter_of_ones_own_is_run_and_no_other(folder, installed, tiny):
-    """As docs/python.md has it, from a folder that holds nothing else of use."""
-    run = captured(folder, installed, tiny, "mine", named=True)
-    assert (run.run.drafter, run.run.tree) == ("last words", "4")
+    (folder / "mine.py").write_text(source)
+    (folder / "theirs.py").write_text(source.replace('name = "last words"', ""))
+    (folder / "p.txt").write_text("abc abc abc abc\n")
+    model = f"--tree 4 --max-tokens 9 --ignore-eos --target {tiny} --kv-memory 0.01"
+    lines = [f"capture p.txt --drafter {name}:LastWords -o {name}.jsonl {model}" for name in ("mine", "theirs")]
+    codes, err = several(folder, *lines)
+    assert codes == ["0", "0"], err
+    run, theirs = (read_capture(folder / f"{name}.jsonl").history for name in ("mine", "theirs"))
+    assert (run.run.drafter, run.run.tree, theirs.run.drafter) == ("last words", "4", "theirs:LastWords")
     assert any(len(part.tree) == 4 for step in run.steps for part in step.requests)
-
-
-def test_a_module_that_only_a_capture_names_is_never_imported(folder, installed, tiny):
-    assert captured(folder, installed, tiny, "theirs", named=False).run.drafter == "theirs:LastWords"
     (folder / "theirs.py").write_text((folder / "torch.py").read_text())
-    for verb in ("diagnose", "diagnose --only locate", "tune --check"):
-        command = [*installed, *verb.split(), "mine.jsonl", "--target", str(tiny)]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-        assert "internal error" not in done.stderr
-        assert not (folder / "ran").exists(), verb
+    verbs = ("diagnose", "diagnose --only locate", "tune --check")
+    assert len(several(folder, *(f"{verb} theirs.jsonl --target {tiny}" for verb in verbs))[0]) == len(verbs)
 
 
 def said(folder, installed, tiny, *words, code=0):
     """What a command prints, from the folder."""
     command = [*installed, *words]
     if words[0] == "capture":
-        command += [
-            "-o",
-            "run.jsonl",
-            "--max-tokens",
-            "30",
-            "--ignore-eos",
-            "--target",
-            str(tiny),
-            "--kv-memory",
-            "0.01",
-        ]
+        command += f"-o run.jsonl --max-tokens 30 --ignore-eos --target {tiny} --kv-memory 0.01".split()
     done = subprocess.run(
         command, input="abc abc abc\n" * 8, cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )

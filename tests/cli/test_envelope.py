@@ -12,6 +12,7 @@ import pytest
 
 from specscope.cli.main import cli
 from specscope.envelope import RAISED
+from tests.faults.settings import Setting, record
 from tests.support.commands import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -21,11 +22,12 @@ COUNTS = TRACES.parent / "tests/data/vllm/chat_greedy.json"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Captures that are whole, cut off, without a decode step, and of counts only."""
+    """Captures that are cut off, without a decode step, of counts only, and of a model that is small."""
     path = tmp_path_factory.mktemp("envelope")
     lines = Path(NGRAM).read_text().splitlines(keepends=True)
     (path / "head.jsonl").write_text(lines[0])
     (path / "cut.jsonl").write_text("".join(lines)[:-40])
+    record(Setting("ngram", requests=2, tokens=20), path / "own.jsonl")
     assert run_here(["watch", str(COUNTS), "--headless", "-o", str(path / "counts.jsonl")])[0] == 0
     return path
 
@@ -45,8 +47,8 @@ def words_of(folder):
         "verify": [[EAGLE], [PLANTED], [head], [EAGLE, cut, PLANTED], [EAGLE, head]],
         "diagnose": [
             *([*files, "--no-audit"] for files in ([EAGLE], [PLANTED], [head], [EAGLE, cut])),
-            [NGRAM, "--sample", "2", "--only", "audit"],
-            [NGRAM, "--sample", "2", "--only", "locate", "--stage", "draws"],
+            [str(folder / "own.jsonl"), "--sample", "2", "--only", "audit"],
+            [str(folder / "own.jsonl"), "--sample", "2", "--only", "locate", "--stage", "draws"],
         ],
         "compare": [
             [EAGLE, SAMPLED],

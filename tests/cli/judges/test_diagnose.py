@@ -11,12 +11,19 @@ from click.testing import CliRunner
 from specscope.cli import captures
 from specscope.cli.main import cli
 from specscope.errors import UserError
+from tests.faults.settings import Setting, record
 
 TRACES = Path(__file__).parents[3] / "traces"
 
 
 def run(*arguments):
     return CliRunner().invoke(cli, ["diagnose", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A capture of a small model."""
+    return record(Setting("ngram", requests=2, tokens=30), tmp_path_factory.mktemp("own") / "run.jsonl").read_text()
 
 
 def test_the_planted_bug_of_the_readme_is_named():
@@ -58,10 +65,9 @@ def test_a_model_that_was_named_and_is_not_there_is_refused():
         ("drafter", "x", "The drafter was not judged: there is no judge for the drafter x."),
     ],
 )
-def test_a_header_that_names_no_tree_or_drafter_of_ours_says_what_was_not_judged(tmp_path, name, value, says):
-    text = (TRACES / "ngram.jsonl").read_text()
+def test_a_header_that_names_no_tree_or_drafter_of_ours_says_what_was_not_judged(own, tmp_path, name, value, says):
     file = tmp_path / "header.jsonl"
-    file.write_text(re.sub(rf'("specscope\.run\.{name}","value":{{"stringValue":)"[^"]*"', rf'\1"{value}"', text))
+    file.write_text(re.sub(rf'("specscope\.run\.{name}","value":{{"stringValue":)"[^"]*"', rf'\1"{value}"', own))
     result = run(file, "--json", "--sample", 2)
     (found,) = json.loads(result.stdout)["captures"]
     assert result.exit_code == 2
