@@ -19,8 +19,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from platformdirs import user_cache_path
-
 from specscope.errors import UserError, first_line
 from specscope.plans import dflash
 from specscope.plans.kinds import check_head, check_kind, head_kind, unknown
@@ -215,6 +213,8 @@ def find_gguf() -> Path | None:
 
 def converted_folder() -> Path:
     """Where the converted model lies, or will lie: in the user's cache."""
+    from platformdirs import user_cache_path  # which vLLM's environment lacks
+
     return user_cache_path("specscope") / "models" / f"{NAME}-{VERSION}"
 
 
