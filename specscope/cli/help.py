@@ -51,8 +51,9 @@ class Verb(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            if place := re.search(r"extra argument \(#?(\w+@\d\S*)\)", error.message):
-                ctx.fail(f"{error.message}: a step is written FILE#{place[1]}")
+            if place := re.search(r"extra argument \(#?(\w+@\d\S*|r\d+)\)", error.message):
+                what = "step" if "@" in place[1] else "request"
+                ctx.fail(f"{error.message}: a {what} is written FILE#{place[1]}")
             raise
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401

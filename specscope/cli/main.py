@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import chain
-from typing import Any
 
 import click
 
@@ -67,18 +66,12 @@ class GroupedVerbs(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in GROUPS.items():
             with formatter.section(title):
+                indent, room = " " * formatter.current_indent, formatter.width - formatter.current_indent - NAME
                 for name in names:
-                    self._write(name, self.commands[name], formatter)
-
-    def _write(self, name: str, command: Any, formatter: click.HelpFormatter) -> None:  # noqa: ANN401
-        indent = " " * formatter.current_indent
-        room = formatter.width - formatter.current_indent - NAME
-        about = textwrap.wrap(command.get_short_help_str(200), room)
-        for index, line in enumerate(about):
-            formatter.write(f"{indent}{'' if index else name:<{NAME}}{line}\n")
-        shown = [example for example in examples(command) if example.startswith(f"specscope {name}")]
-        for example in shown[:1]:
-            formatter.write(f"{indent}{'':<{NAME}}  {example}\n")
+                    about = textwrap.wrap(self.commands[name].get_short_help_str(200), room)
+                    shown = [one for one in examples(self.commands[name]) if one.startswith(f"specscope {name}")]
+                    for index, line in enumerate([*about, *(f"  {example}" for example in shown[:1])]):
+                        formatter.write(f"{indent}{'' if index else name:<{NAME}}{line}\n")
 
 
 @click.group(

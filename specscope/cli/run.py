@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -107,10 +107,8 @@ def _on_screen(asked: AskedRun, lifetime: Lifetime, *, paused: bool) -> int:
     losses: list[str] = []
 
     def open_outputs(ready: Ready) -> None:
-        outputs.append(Outputs(asked.outputs, worker.bus, ready.run, ready.vocabulary, asked.params, tell=notify))
-
-    def notify(line: str) -> None:
-        worker.news.append(Notice(line))
+        tell = lambda line: worker.news.append(Notice(line))  # noqa: E731
+        outputs.append(Outputs(asked.outputs, worker.bus, ready.run, ready.vocabulary, asked.params, tell=tell))
 
     with ends_at_once():
         from specscope.live.client import Worker
@@ -284,10 +282,14 @@ def debug(given: tuple[str, ...], file: str | None, script: str | None, **flags:
             raise UserError(f"{whole} is {'a socket' if is_socket else 'a capture'}, so debug takes no prompts with it")
         others = {"given", "script", "headers", "run"}
         options.refuse_others(whole, "is a running engine" if is_socket else "is a capture", others)
-    lines = None if script is None else read_script(script)
+    lines = () if script is None else read_script(script)
+    if whole is not None and is_socket:
+        with closing(AttachedCommands(whole)) as attached:  # when it ends, the engine runs on
+            show(attached.greeting)
+            converse(attached, script or "", lines)
+        return
     if whole is not None:
-        with attached(whole) if is_socket else nullcontext(over_capture(whole)) as commands:
-            converse(commands, script, lines)
+        converse(over_capture(whole), script or "", lines)
         return
     specs = options.read_specs(given, file, params, how)
     if not specs:
@@ -298,8 +300,8 @@ def debug(given: tuple[str, ...], file: str | None, script: str | None, **flags:
     from specscope.live.local import live_commands
 
     commands = live_commands(config, specs)
-    converse(commands, script, lines)
-    if lines is not None:
+    converse(commands, script or "", lines)
+    if script is not None:
         sys.exit(int(tell_failed(commands.session.history)))
 
 
@@ -312,35 +314,25 @@ def read_script(path: str) -> list[str]:
     return lines
 
 
-def converse(commands: Commands, script: str | None, lines: Sequence[str] | None) -> None:
-    """Run typed lines until they end, or those of a script. Raises UserError for a script with refused lines."""
+def converse(commands: Commands, script: str = "", lines: Sequence[str] = ()) -> None:
+    """Run the lines of a script, or typed ones until they end. A refused one is reported at once.
+
+    Raises UserError that counts those of a script and names the first.
+    """
     commands.session.typical = Typical(lambda: commands.session.history)
-    if script is not None and lines is not None:
-        _run_script(commands, script, lines)
-        return
-    for line in _typed(commands):
-        try:
-            _obey(commands, line)
-        except UserError as error:
-            show(str(error), error=True)
-        if commands.quitting:
-            return
-
-
-def _run_script(commands: Commands, script: str, lines: Sequence[str]) -> None:
-    """Run every line; a refused one is reported at once, and at the end a UserError counts them and names the first."""
     refused: list[int] = []
-    for number, line in enumerate(lines, 1):
-        show(f"{SIGN}{line}")
+    for number, line in enumerate(lines if script else _typed(commands), 1):
+        if script:
+            show(f"{SIGN}{line}")
         try:
-            if line.strip():
+            if line.strip() or not script:
                 _obey(commands, line)
         except UserError as error:
-            say(f"{script}, line {number}: {error}")
+            say(f"{script}, line {number}: {error}") if script else show(str(error), error=True)
             refused.append(number)
         if commands.quitting:
             break
-    if refused:
+    if script and refused:
         where = f"in line {refused[0]}" if len(refused) == 1 else f"the first in line {refused[0]}"
         raise UserError(f"{script}: {plural(len(refused), 'command')} failed, {where}")
 
@@ -371,10 +363,7 @@ def _typed(commands: Commands) -> Iterator[str]:
 
 
 def _readline(commands: Commands) -> None:
-    try:
-        import readline
-    except ImportError:  # not on every system
-        return
+    import readline
 
     def complete(text: str, state: int) -> str | None:
         matches = commands.complete(readline.get_line_buffer())
@@ -383,17 +372,6 @@ def _readline(commands: Commands) -> None:
     readline.set_completer_delims(" ")
     readline.set_completer(complete)
     readline.parse_and_bind("tab: complete")
-
-
-@contextmanager
-def attached(path: str) -> Iterator[Commands]:
-    """The debugger over an engine that listens on a socket; when it ends, the engine runs on. Raises UserError."""
-    commands = AttachedCommands(path)
-    try:
-        show(commands.greeting)
-        yield commands
-    finally:
-        commands.close()
 
 
 def over_capture(reference: str) -> Commands:

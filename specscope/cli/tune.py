@@ -63,7 +63,14 @@ def tune(captures: tuple[str, ...], batch: int, nodes: int, costs: str | None, *
     asked, prompts, no_costs, check, as_json = (
         flags.pop(name) for name in ("asked", "prompts", "no_costs", "check", "as_json")
     )
-    _check_flags(captures, costs, prompts, no_costs=no_costs, check=check)
+    if no_costs and (costs is not None or check):
+        raise UserError("--no-costs measures nothing: leave out --costs and --check")
+    if prompts is not None and not check:
+        raise UserError("--prompts needs --check")
+    if prompts is not None and prompts != "-":
+        read_prompts(prompts, SamplingParams(), raw=False)  # errors in them are reported before costs are measured
+    if costs is not None and not os.path.exists(costs):  # never raises, and no name is no file
+        check_output(costs, "--costs", captures, FIGURES)
     wanted = {str(plan): plan for plan in map(parse_plan, asked)}
     data, warnings = _read(as_runs(captures))
     engine: Any = None
@@ -91,20 +98,6 @@ def tune(captures: tuple[str, ...], batch: int, nodes: int, costs: str | None, *
         reading.answer_json("tune", tuning.to_dict(), tuning.sources, tuning.warnings)
     else:
         render_tuning(tuning, text_console())
-
-
-def _check_flags(
-    captures: Sequence[str], costs: str | None, prompts: str | None, *, no_costs: bool, check: bool
-) -> None:
-    """Refuse flags that do not fit together, before anything is read. Raises UserError."""
-    if no_costs and (costs is not None or check):
-        raise UserError("--no-costs measures nothing: leave out --costs and --check")
-    if prompts is not None and not check:
-        raise UserError("--prompts needs --check")
-    if prompts is not None and prompts != "-":
-        read_prompts(prompts, SamplingParams(), raw=False)  # errors in them are reported before costs are measured
-    if costs is not None and not os.path.exists(costs):  # never raises, and no name is no file
-        check_output(costs, "--costs", captures, FIGURES)
 
 
 def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:

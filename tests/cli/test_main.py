@@ -147,6 +147,7 @@ BAD = {
     "verb of another tool": (["diff", "a", "b"], "No such command 'diff': did you mean compare?"),
     "file without a verb": (["P"], "no verb was given: specscope open "),
     "place beside its file": (["why", "P", "r1@3"], "extra argument (r1@3): a step is written FILE#r1@3 (see"),
+    "request beside its file": (["why", "P", "r1"], "extra argument (r1): a request is written FILE#r1 (see"),
     "step without its request": (["why", "traces/sampled.jsonl@3"], "is written traces/sampled.jsonl#REQUEST@3"),
     "one log to compare": (["compare", "traces/sampled.jsonl"], "over time: specscope report traces/sampled.jsonl"),
     "unknown flag": (["run", "--fly"], "No such option --fly"),
