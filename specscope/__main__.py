@@ -103,11 +103,7 @@ def _unexpected(error: Exception) -> int:
 def entry(command: click.Group = cli, name: str = "specscope") -> None:
     """The program: `main`, then an immediate exit; an interpreter with torch takes a second to shut down."""
     os.environ["PYTHONSAFEPATH"] = "1"  # no child looks for modules in the current folder: multiprocessing's would
-    code = 0
-    try:
-        main(command, name)
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0
+    code = _guarded(lambda: main(command, name))
     if "torch" not in sys.modules:
         sys.exit(code)
     atexit._run_exitfuncs()
