@@ -49,7 +49,6 @@ class BlockPool:
 
     @property
     def used(self) -> int:
-        """Blocks that at least one table holds."""
         return self.blocks - self.free
 
     def take(self, count: int, after: int | None = None) -> list[int]:
@@ -79,7 +78,6 @@ class BlockPool:
         self.refs[block] += 1
 
     def drop(self, block: int) -> None:
-        """Drop one reference to a block; it is free at zero."""
         assert self.refs[block] > 0, "a free block was dropped"
         self.refs[block] -= 1
         if self.refs[block] == 0:

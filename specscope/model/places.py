@@ -59,13 +59,15 @@ def on_disk(target: str | None) -> Path | None:
     """Where the model that a --target names lies on this machine; None where it does not. Nothing is fetched."""
     if target is None:
         return converted_folder()
-    from huggingface_hub import try_to_load_from_cache
-
     try:
-        place = model_place(target) or try_to_load_from_cache(target, "config.json")
+        if (place := model_place(target)) is not None:
+            return place
+        from huggingface_hub import try_to_load_from_cache  # a part of a second
+
+        config = try_to_load_from_cache(target, "config.json")
     except (UserError, ValueError):  # no such folder, or no name that the hub takes
         return None
-    return Path(place).parent if isinstance(place, str) else place if isinstance(place, Path) else None
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def config_of(target: str | None) -> dict[str, Any]:

@@ -78,7 +78,6 @@ class TreeBuilder(ABC):
         self.frontier = frontier
 
     def path(self, node: int) -> list[int]:
-        """Drafted tokens down to a node."""
         return [self.token[above] for above in self.nodes_to(node)]
 
     def nodes_to(self, node: int) -> list[int]:
