@@ -71,12 +71,13 @@ class OwnDrafter(Drafter):
         """`named`: module:Class. Raises UserError where what `make` makes is no drafter."""
         self._flag, self._vocabulary = f"--drafter {named}", setup.target.vocab_size
         self.source = _source(make)  # a digest of the file that it is written in: another one is another drafter
-        may_be = not isinstance(make, type) or issubclass(make, Drafter)
-        theirs = self._asked("calling it with a DrafterSetup", make, setup) if may_be else None
-        if not isinstance(theirs, Drafter):
-            raise UserError(f"{self._flag} is no drafter: derive it from specscope.Drafter")
-        self._theirs: Drafter = theirs
-        self.name = named if theirs.name == Drafter.name else theirs.name
+        if isinstance(make, type) and not hasattr(make, "propose"):
+            raise UserError(f"{self._flag} has no propose: derive it from specscope.Drafter")
+        theirs = self._theirs = self._asked("calling it with a DrafterSetup", make, setup)
+        if missing := [name for name in ("max_nodes", "max_depth", "propose") if not hasattr(theirs, name)]:
+            raise UserError(f"{self._flag} has no {missing[0]}: derive it from specscope.Drafter")
+        name = str(getattr(theirs, "name", Drafter.name))
+        self.name = named if name == Drafter.name else name
         if self.name in RUN_HERE:
             raise UserError(f"{self._flag}: specscope has a drafter named {self.name}: give it another name")
         self.max_nodes, self.max_depth = int(theirs.max_nodes), int(theirs.max_depth)
@@ -85,7 +86,7 @@ class OwnDrafter(Drafter):
                 f"{self._flag}: max_nodes is {self.max_nodes} and max_depth {self.max_depth}: "
                 f"they must be at least 1, and at most {MAX_NODES} nodes"
             )
-        self.aux_layers = tuple(theirs.aux_layers)
+        self.aux_layers = tuple(getattr(theirs, "aux_layers", ()))
 
     def _asked(self, what: str, ask: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         try:
@@ -93,11 +94,15 @@ class OwnDrafter(Drafter):
         except Exception as error:
             raise failed(f"{self._flag}: {what} failed", error) from error
 
+    def _told(self, name: str, *arguments: object) -> Any:  # noqa: ANN401
+        """What its method gives; the base class's, where it derives from nothing and has none."""
+        return self._asked(name, getattr(self._theirs, name, getattr(super(), name)), *arguments)
+
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """Its drafts. Raises UserError where one cannot be verified."""
         self.passes = ()
         drafts = list(self._asked("propose", self._theirs.propose, contexts))
-        self.passes = tuple(self._theirs.passes)
+        self.passes = tuple(getattr(self._theirs, "passes", ()))
         if len(drafts) != len(contexts):
             raise UserError(f"{self._flag}: propose returned {len(drafts)} drafts for {len(contexts)} requests")
         for context, draft in zip(contexts, drafts, strict=True):
@@ -122,13 +127,13 @@ class OwnDrafter(Drafter):
         return ""
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        self._asked("commit", self._theirs.commit, context, tree, verdict)
+        self._told("commit", context, tree, verdict)
 
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
-        self._asked("observe", self._theirs.observe, request, start, features, tokens)
+        self._told("observe", request, start, features, tokens)
 
     def rewind(self, request: str, tokens: int) -> bool:
-        return bool(self._asked("rewind", self._theirs.rewind, request, tokens))
+        return bool(self._told("rewind", request, tokens))
 
     def release(self, request: str) -> None:
-        self._asked("release", self._theirs.release, request)
+        self._told("release", request)

@@ -22,7 +22,9 @@ class LastWords(specscope.Drafter):
         return [Draft.chain(list(context.tokens[-3:])) for context in contexts]
 
 
-class Duck(specscope.Drafter):
+class Duck:
+    """It derives from nothing, and has what it needs."""
+
     name, max_nodes, max_depth = "a duck", 2, 2
 
     def __init__(self, setup):
@@ -92,7 +94,7 @@ SAMPLED = DraftTree.build([3], [-1], [0.5], Drawn.WITH_REPLACEMENT)
         (mine({"max_nodes": 0}), "max_nodes is 0 and max_depth 4"),
         (mine({"name": "eagle"}), "specscope has a drafter named eagle"),
         (lambda: None, "calling it with a DrafterSetup failed: TypeError"),
-        (lambda setup: 3, "is no drafter: derive it from specscope.Drafter"),
+        (lambda setup: 3, "has no max_nodes: derive it from specscope.Drafter"),
     ],
 )
 def test_a_mistake_is_named(tiny, drafter, says):
