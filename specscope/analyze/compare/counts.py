@@ -125,7 +125,8 @@ class CountsComparison:
         change = f"The acceptance length {moved}: {tau.text(tau.a, 2)} → {tau.text(tau.b, 2)}"
         sure = "; this may be chance" if tau.difference and not tau.nonzero else ""
         if tau.low is None:
-            sure = "" if tau.without_interval else f"; {plural(tau.clusters, tau.unit)} cannot show whether by chance"
+            few = f"; {plural(tau.clusters, tau.unit)} cannot show whether this is chance"
+            sure = "" if tau.without_interval else few
         return f"{change} ({tau.text(tau.difference, 2, '+')}{ends}){sure}."
 
     @property
