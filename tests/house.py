@@ -17,11 +17,11 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (10188, 9300),
     "remote": (1700, 1700),
     "watch": (1850, 1850),
-    "analyze": (19104, 15700),
+    "analyze": (19105, 15700),
     "measure": (3857, 3300),
     "engine": (2464, 2350),
     "plans": (958, 850),
-    "speculate": (3067, 2700),
+    "speculate": (3072, 2700),
     "model": (3032, 2800),
     "kernels": (2200, 2200),
     "inside": (1850, 1850),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (671, 320),
     "bench, train": (0, 0),
     "top level": (885, 600),
-    "all": (70378, 64500),
+    "all": (70384, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
