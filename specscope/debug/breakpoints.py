@@ -215,13 +215,3 @@ def _event(name: str) -> EventKind:
     if len(exact or matches) != 1:
         raise UserError(f"unknown event {short(name)}: use {', '.join(kind.value for kind in EventKind)}")
     return (exact or matches)[0]
-
-
-def step_condition(text: str) -> Expression:
-    """A condition on a request's step, for `until`."""
-    return Expression(text, types_of(EventKind.STEP))
-
-
-def step_evidence(record: StepRecord, history: History) -> list[StepFacts]:
-    """What such a condition is evaluated on: each request of a step."""
-    return [StepFacts(record, part.request, part, history) for part in record.requests]

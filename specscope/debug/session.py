@@ -12,11 +12,12 @@ from itertools import count as counting
 from typing import Any, Protocol
 
 from specscope.debug.answers import Stop, StopReason
-from specscope.debug.breakpoints import Breakpoints, step_condition, step_evidence
+from specscope.debug.breakpoints import Breakpoints, EventKind, types_of
 from specscope.errors import UserError
 from specscope.trace.history.conditions import Expression
 from specscope.trace.history.history import KEPT, History, RequestHistory
 from specscope.trace.record.records import RequestStep, StepRecord
+from specscope.trace.words import StepFacts
 
 
 class Steppable(Protocol):
@@ -206,15 +207,14 @@ class Session:
             raise UserError(f"{chosen.id} has already ended")
         return self._run(ended)
 
-    def until(self, condition: str | Expression) -> Stop:
+    def until(self, condition: str) -> Stop:
         """Go on until a condition on a request's step holds."""
-        expression = step_condition(condition) if isinstance(condition, str) else condition
+        wanted = Expression(condition, types_of(EventKind.STEP))
 
         def holds(record: StepRecord) -> Stop | None:
-            for evidence in step_evidence(record, self.history):
-                if expression(evidence):
-                    return Stop(StopReason.UNTIL, record.step, request=evidence.name, condition=expression.text)
-            return None
+            facts = (StepFacts(record, part.request, part, self.history) for part in record.requests)
+            name = next((each.name for each in facts if wanted(each)), None)
+            return None if name is None else Stop(StopReason.UNTIL, record.step, request=name, condition=wanted.text)
 
         return self._run(holds)
 

@@ -96,11 +96,11 @@ class Viewer:
         if self._commands is None:
             self._commands = Commands(Session(history=self.history))
             self._commands.session.typical = self.typical
-        if self.control is not None and self.live and self.control.obeys:
+        if (engine := self.engine) is not None:
             with suppress(UserError):  # the engine's debugger reports unknown commands
                 self.follow = self.follow or self._commands.moves(line)
             steps, last = self.history.steps, len(self.history.steps) - 1
-            self.control.ask("debug", (line, steps[self.position].step if 0 <= self.position < last else None))
+            engine.ask("debug", (line, steps[self.position].step if 0 <= self.position < last else None))
             return
         session = self._commands.session
         if not self._before_first:
@@ -120,11 +120,11 @@ class Viewer:
 
         The answer arrives in `node_view`. False where there is no engine to ask, or no such step.
         """
-        part = self.history.part(request, self.position)
-        if part is None or self.control is None or not (self.live and self.control.obeys):
+        part, engine = self.history.part(request, self.position), self.engine
+        if part is None or engine is None:
             return False
         position = self.history.requests[request].engine_steps[part[0]]
-        self.control.ask("look", (self.history.steps[position].step, request, node))
+        engine.ask("look", (self.history.steps[position].step, request, node))
         return True
 
     @property
@@ -135,8 +135,8 @@ class Viewer:
     @property
     def points(self) -> tuple[BreakpointInfo, ...]:
         """The breakpoints of the debugger that `debug` uses."""
-        if self.control is not None and self.live and self.control.obeys:
-            return self.control.points
+        if self.engine is not None:
+            return self.engine.points
         return () if self._commands is None else self._commands.session.breakpoints.shown()
 
     def show(self, history: History) -> None:
@@ -173,6 +173,11 @@ class Viewer:
     def live(self) -> bool:
         """True where an engine can still produce steps."""
         return self.control is not None and self.control.status != "ended"
+
+    @property
+    def engine(self) -> Control | None:
+        """The engine, where there is one that takes commands."""
+        return self.control if self.control is not None and self.live and self.control.obeys else None
 
     @property
     def paused(self) -> bool:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from specscope.debug.breakpoints import Breakpoints
@@ -208,13 +209,8 @@ class EngineWhatIf(WhatIf):
 
 def _upto(steps: Sequence[RequestStep], tokens: int) -> tuple[RequestStep, ...]:
     """The first steps that together emit so many tokens."""
-    made, taken = 0, []
-    for step in steps:
-        if made >= tokens:
-            break
-        taken.append(step)
-        made += step.emitted
-    return tuple(taken)
+    made = accumulate((step.emitted for step in steps), initial=0)
+    return tuple(step for step, before in zip(steps, made, strict=False) if before < tokens)
 
 
 def _number(name: str, text: str, smallest: float, largest: float) -> float:

@@ -96,8 +96,7 @@ class Look:
     @property
     def asks(self) -> bool:
         """Whether there is an engine that takes commands: live, and not one that is only received from."""
-        control = self.viewer.control
-        return control is not None and self.viewer.live and control.obeys
+        return self.viewer.engine is not None
 
     @property
     def scope(self) -> str | None:

@@ -92,11 +92,6 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path):
     assert not (tmp_path / "tables").exists()
 
 
-def test_the_command_line_starts_without_pyarrow():
-    code = "import sys, specscope.cli.main; assert 'pyarrow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_warnings_are_printed(tmp_path):
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(Path(SAMPLED).read_bytes()[:-20_000])

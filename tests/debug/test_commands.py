@@ -420,3 +420,19 @@ def test_a_step_that_rounding_changes_is_announced(tiny):
     begins = commands.session.history.branches[1]
     assert f"step {begins.first - last + 3} was recomputed with other rounding: branch 1 begins here" in text
     assert "rounding" not in commands.run("goto 2")
+
+
+def test_without_breakpoints_a_step_is_the_engines_and_the_append(engine, monkeypatch):
+    """As a worker runs it: nobody looks at what happened in it, and nobody asks a session."""
+
+    def unwanted(*_, **__):
+        raise AssertionError("a run without breakpoints pays for nothing")
+
+    monkeypatch.setattr("specscope.debug.breakpoints.events", unwanted)
+    monkeypatch.setattr(Session, "_run", unwanted)
+    stepper = Session(engine=engine.session.engine)
+    for _ in range(3):
+        assert stepper.advance() is None
+    stepper.breakpoints.add("draft")
+    with pytest.raises(AssertionError, match="pays for nothing"):
+        stepper.advance()

@@ -1,7 +1,8 @@
-"""How the threads of an engine wait is chosen before torch is there, by what else keeps the processors busy."""
+"""A start: how the threads of an engine wait, by what else keeps the processors busy, and a line for each stage."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specscope.live.start import SPINS, WAITING_NAMES, spare_processors
+from specscope.live.start import SPINS, WAITING_NAMES, Stages, spare_processors
 from tests.waiting import HANG_SECONDS, until
 
 CHOOSE = """
@@ -77,3 +78,20 @@ def test_what_a_passing_thread_computes_leaves_no_pool_of_threads():
 
     assert left("here") == 1
     assert left("apart") == 0
+
+
+def test_a_line_for_each_stage(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    stages = Stages("starting torch")
+    now[0] += 7.9
+    assert stages.begin("loading a model") == "   7 s  starting torch"
+    now[0] += 2
+    assert stages.lines() == ["   7 s  starting torch", "   2 s  loading a model"]
+
+
+def test_what_counts_on_is_one_stage():
+    stages = Stages("loading")
+    stages.begin("capturing CUDA graphs: 1 of 20")
+    assert stages.begin("capturing CUDA graphs: 2 of 20") == ""
+    assert [re.sub(r"^ *\d+ s  ", "", line) for line in stages.lines()] == ["loading", "capturing CUDA graphs: 2 of 20"]

@@ -6,8 +6,6 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from specscope.analyze.questions.answers import answer
 from specscope.analyze.questions.evidence import COUNTS_ONLY
 from specscope.debug.viewer import Viewer
@@ -16,14 +14,10 @@ from specscope.tui.app import ScopeApp
 from specscope.tui.screens import analysis_view
 from specscope.tui.screens.analysis_view import AnalysisScreen
 from specscope.tui.screens.step_view import NodesPanel, StepScreen
-from specscope.tui.text import line_width
 from specscope.tui.widgets.grid import GridPanel, RowPanel
-from specscope.tui.widgets.lines import Lines
 
 from .sample import live, over, replay, until
 from .test_keys import running, text_of
-
-SIZES = [(60, 20), (80, 24), (120, 40), (200, 60)]
 
 
 async def opened(app: ScopeApp, pilot) -> GridPanel:
@@ -126,15 +120,3 @@ async def test_nothing_and_counts_only():
         panel = await opened(app, pilot)
         await pilot.press("enter", "f", "down")
         assert COUNTS_ONLY.split(":")[0] in text_of(panel)
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("name", ["eagle", "ngram", "sampled"])
-async def test_it_fits_every_size(size, name):
-    async with running(over(name), size) as (app, pilot):
-        panel = await opened(app, pilot)
-        for one in app.screen.query(Lines):
-            assert "cannot draw" not in text_of(one)
-            assert all(line_width(line) <= one.area.width for line in one.sheet.lines), one
-        assert panel.sheet.lines

@@ -1,10 +1,13 @@
 """Decisions under rules other than the standard one, where they are shown."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from specscope.speculate.verify import match, traversal
 from specscope.testing.enumeration import dense
-from specscope.trace.record.records import RequestStep
+from specscope.trace.record.records import Outcome, RequestStep
 from specscope.trace.record.rules import MATCH, TRAVERSAL
 from specscope.trace.record.tree import ROOT, DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
@@ -12,6 +15,7 @@ from specscope.trace.words import draw_tree
 from specscope.tui.widgets.decision import decision
 from specscope.tui.widgets.tree_lines import tree_lines
 from tests.speculate.verify.enumeration import batch_of
+from tests.trace.samples import records
 
 TREE = DraftTree.build([0, 0, 1], [ROOT, 0, ROOT])
 P = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0]), dense([0.5, 0.5])]
@@ -46,3 +50,21 @@ def test_a_drawing_shows_the_ratio_of_a_path_that_was_accepted_from_its_end(step
     drawn = draw_tree(step, Vocabulary()).splitlines()
     assert ("ratio=0.5000" in drawn[1]) is (step.rule == TRAVERSAL)
     assert ("ratio" in drawn[2]) is False
+
+
+def test_no_coin_is_shown_where_none_was_tossed():
+    """Another engine tosses none for a greedy request."""
+    parts = [part for record in records() for part in record.requests]
+    step = next(part for part in parts if part.verdict is not None and len(part.tree))
+    verdict = dataclasses.replace(step.verdict, coin=np.zeros(len(step.tree)), final_coin=0.0)
+    bare = dataclasses.replace(step, verdict=verdict)
+    tried = int(np.flatnonzero(verdict.outcome != Outcome.UNTRIED)[0])
+    told = "".join(text for line in decision(bare, verdict, tried, 100) for text, _ in line)
+    assert "●" not in told
+    assert "none  a" in told
+    head, lines, _ = tree_lines(bare, verdict, Vocabulary(), 110, [])
+    text = "\n".join("".join(text for text, _ in line) for line in [head, *lines])
+    assert "●" not in text
+    assert " – " in text
+    assert "u=" not in draw_tree(bare, Vocabulary())
+    assert "u=" in draw_tree(step, Vocabulary())

@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from rich.cells import cell_len
 from textual.command import CommandPalette
 
 from specscope.analyze.compare.comparison import compare
@@ -171,12 +170,6 @@ async def test_places_line_up_where_steps_do_not():
             assert beside.part(side_at, done + step.emitted - 1) == number
             done += step.emitted
     assert [row.place for row in beside.rows] == sorted({row.place for row in beside.rows})
-
-
-@pytest.mark.parametrize("width", [40, 60, 76, 116, 196])
-def test_the_help_page_fits(width):
-    texts = ["".join(part for part, _ in line) for line in help_lines(width)]
-    assert max(map(cell_len, texts)) <= width
 
 
 @pytest.mark.parametrize("keys", [["question_mark"], ["n", "enter", "question_mark"]], ids=["pairs", "parting"])

@@ -53,20 +53,6 @@ def steps() -> list[RequestStep]:
     return [part for record in replay().history.steps for part in record.requests if part.verdict is not None]
 
 
-@pytest.mark.parametrize("width", [20, 30, 45, 60, 100, 160])
-def test_a_tree_has_a_line_for_each_node_and_columns_in_line(width):
-    vocabulary = replay().history.vocabulary
-    for step in steps():
-        assert step.verdict is not None
-        head, lines, order = tree_lines(step, step.verdict, vocabulary, width)
-        final = order.index(len(step.tree))
-        assert sorted(order) == list(range(len(step.tree) + 1))
-        assert len(lines) == len(order)
-        assert {line_width(line) for line in [head, *lines]} == {line_width(head)}
-        assert line_width(head) <= width
-        assert "»" in "".join(text for text, _ in lines[final])
-
-
 def test_what_is_known_of_all_nodes_is_read_once_for_a_tree(monkeypatch):
     """It was read for each node anew: of 256 nodes that took 13 ms of every frame."""
     largest = max(steps(), key=lambda step: len(step.tree))
@@ -105,13 +91,17 @@ def test_columns_fill_their_span(count, span):
     assert max(wide) - min(wide) <= 1
 
 
-@pytest.mark.parametrize("width", range(30, 170, 7))
-def test_no_word_of_a_tree_is_cut_and_decimal_points_stand_in_line(width):
+@pytest.mark.parametrize("width", range(20, 170, 10))
+def test_a_tree_has_a_line_for_each_node_no_word_is_cut_and_decimal_points_stand_in_line(width):
     vocabulary = replay().history.vocabulary
     for step in steps():
         assert step.verdict is not None
         head, lines, order = tree_lines(step, step.verdict, vocabulary, width)
         final = order.index(len(step.tree))
+        assert sorted(order) == list(range(len(step.tree) + 1))
+        assert {line_width(line) for line in [head, *lines]} == {line_width(head)}
+        assert line_width(head) <= width
+        assert "»" in "".join(text for text, _ in lines[final])
         kind = step.verdict.kind.value
         said = "".join(text for text, _ in lines[final])
         assert kind in said or not re.search(rf"\b{kind[0]}[{kind[1:]}]*…", said)

@@ -17,6 +17,7 @@ from specscope.trace.history.history import History
 from specscope.trace.record.records import FinalKind, FinishReason, RequestEnd
 from specscope.trace.wire.reading import split_reference
 from specscope.tui.app import ScopeApp, chosen_theme
+from specscope.tui.screens import compare, locate
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpScreen, help_lines
 from specscope.tui.screens.over import Hints
@@ -267,9 +268,10 @@ async def test_the_theme_is_the_environments(monkeypatch):
 
 
 @pytest.mark.parametrize("width", [40, 60, 110, 116, 120, 160, 200])
-def test_the_columns_of_help_do_not_collide(width):
-    texts = ["".join(part for part, _ in line) for line in help_lines(width)]
-    assert max(map(cell_len, texts)) <= width
+def test_the_pages_of_help_fit_and_their_columns_do_not_collide(width):
+    for page in (compare.help_lines, locate.help_lines, help_lines):
+        texts = ["".join(part for part, _ in line) for line in page(width)]
+        assert max(map(cell_len, texts)) <= width
     start = max(texts[0].find("Verdicts"), 0)
     assert {text[max(start - 2, 0) : start].strip() for text in texts} == {""}
     assert (start > 0) == (width >= 100)

@@ -134,9 +134,3 @@ async def test_any_number_of_heads_fits(heads, size):
         assert grid.picked == 4000
         assert max(map(cell_len, text.splitlines())) <= grid.area.width
         assert "inf" in text
-
-
-@pytest.mark.parametrize("width", [40, 60, 76, 116, 196])
-def test_the_help_page_fits(width):
-    texts = ["".join(part for part, _ in line) for line in help_lines(width)]
-    assert max(map(cell_len, texts)) <= width

@@ -195,13 +195,11 @@ class Dialogs:
 
     def _engine(self, what: str) -> Control | None:
         """The engine; without one, None and a notice why."""
-        control = self.viewer.control
-        if control is not None and self.viewer.live and control.obeys:
-            return control
-        why = "the engine has ended" if not self.viewer.live else "this screen only listens to the engine"
-        why = "this is a capture" if control is None else why
-        self._say(f"{what}: {why}")
-        return None
+        if self.viewer.engine is None:
+            why = "the engine has ended" if not self.viewer.live else "this screen only listens to the engine"
+            why = "this is a capture" if self.viewer.control is None else why
+            self._say(f"{what}: {why}")
+        return self.viewer.engine
 
     def action_ask_prompt(self) -> None:
         if self._engine("no new prompts") is None:
