@@ -82,21 +82,19 @@ def evidence(round_: Round, scores: Tensor, committed: list[int], *, do_sample: 
 
     Raises RoundError where the tokens that were kept are not those that the draws give.
     """
-    if round_.judged is not None:
-        chain = _by_ratio(round_, *round_.judged)
-    else:
-        chain = _by_match(round_, scores, do_sample)
+    chain = _by_ratio(round_, *round_.judged) if round_.judged else _by_match(round_, scores, do_sample)
     given = [*round_.chain[: chain.accepted], chain.final]
     if not committed or given[: len(committed)] != committed:
         raise RoundError(f"tokens {committed} were kept, but the draws give {given}")
     raw, own = None if round_.raw is None else _rows(round_.raw), None if round_.given is None else round_.given[0]
-    drafter = [RawRow.of(row) for row in _rows(own)] if own is not None and round_.plain and full else []
+    tried = None if own is None or not (round_.plain and full) else own[: chain.accepted + 1]
+    drafter = [] if tried is None else [(RawRow.of(row), None) for row in _rows(tried)]
     q = chain.q if chain.q is not None or own is None else _rows(own.float().softmax(-1))
     prob = None if q is None else q[range(round_.k), round_.chain]
     return assembled(
         chain.numbers(
             None if raw is None else lambda index: RawRow.of(raw[index]),
-            [(row, None) for row in drafter],
+            drafter,
             full=full,
             prob=prob,
             confidence=prob,

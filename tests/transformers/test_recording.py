@@ -13,9 +13,8 @@ from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.record.records import FinishReason
 from specscope.trace.wire.reading import read_capture
-from tests.transformers.generators import ALL, CASES, SAMPLED, Case, generate, models, recounted, steps
+from tests.transformers.generators import ALL, CASES, SAMPLED, Case, generate, models, steps
 
-WITH_COINS = [name for name, case in ALL.items() if case.arguments["do_sample"] and "lookup" not in name]
 WRAPPED = (
     (GenerationMixin, "_assisted_decoding"),
     (GenerationMixin, "_get_candidate_generator"),
@@ -65,20 +64,9 @@ def test_output_and_random_state_are_as_without_and_verify_passes(tmp_path, name
     made = [token for part in steps(history) for token in part.output()]
     assert made == without[0][12:]
     assert any(len(part.tree) for part in steps(history))
+    assert any(part.verdict.accepted < len(part.tree) for part in steps(history)) or not case.arguments["do_sample"]
     assert history.run is not None
     assert not history.run.is_ours
-
-
-@pytest.mark.parametrize("name", WITH_COINS)
-def test_each_accepted_count_follows_from_its_coins(tmp_path, name):
-    case = ALL[name]
-    drafter_of(case)
-    history = recorded(tmp_path / "run.jsonl", *(lambda seed=seed: generate(case, seed) for seed in range(4)))
-    rejected = 0
-    for part in steps(history):
-        assert part.verdict.accepted == recounted(part)
-        rejected += part.verdict.accepted < len(part.tree)
-    assert rejected, "no draft was rejected"
 
 
 def test_a_lookup_under_sampling_is_judged_by_matching(tmp_path):
