@@ -314,7 +314,8 @@ def shared_noise(session: JudgedCase) -> list[Suspect]:
             continue  # what could not be drawn at all has another cause
         (low, high), border, total = interval_of(found.left.value, token), max(rounding, BORDER), total + 1
         others += [] if low - border <= step.verdict.final_coin <= high + border else [step]
-        likeliest += [high - low] if token == found.left.value.argmax() else []
+        top = found.left.value >= found.left.value.max() - rounding
+        likeliest += [min(float(found.left.value[top].sum()), 1.0)] if top[token] else []
     if len(others) <= max(2, 0.05 * total):
         return []
     if len(likeliest) == total and math.fsum(map(math.log, likeliest)) <= LOG_CHANCE:
