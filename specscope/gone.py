@@ -13,8 +13,9 @@ _COUNTS = "`specscope watch` reads counts from the server's metrics page"
 
 # Each name as people write it (a flag, a verb, a drafter, a variable, a setting), and the end of the sentence.
 GONE = {
-    **dict.fromkeys(("--adaptive", "--no-adaptive", "--costs", "--speculation auto"), _TUNE),
+    **dict.fromkeys(("--adaptive", "--costs", "--speculation auto"), _TUNE),
     "--save-costs": "--costs FILE measures what a step costs where there is no such file, and writes it",
+    "--no-adaptive": "trees are not sized by costs; leave it out",
     "--suffix-shared": "--drafter suffix searches each request's own text",
     **dict.fromkeys(("--prefix-cache", "--no-prefix-cache"), "there is no prefix cache; leave it out"),
     **dict.fromkeys(("suffix+eagle", "ngram+eagle", "suffix+draft_model", "ngram+draft_model"), _ALONE),
@@ -37,7 +38,6 @@ GONE = {
     "--stop-on-error": "a script runs to its end, and the last line names the first command that failed",
     "--step": "a step is written FILE#REQUEST@STEP, and `specscope report FILE` shows where a step's time goes",
     "--log-stats": "--metrics-port 9464 serves the counts, and `specscope watch` prints them by interval",
-    "--from": "write the tree as --tree takes it; specscope tree --help shows what other programs' settings are",
     "--tui": "--screen shows it on a screen",
     "--over": "`specscope debug FILE` debugs a capture",
     "--attach": "`specscope debug SOCKET` attaches to an engine that runs",

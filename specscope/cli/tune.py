@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,13 +22,15 @@ from specscope.engine.config import DEFAULT_TREES
 from specscope.engine.prompts import read_prompts
 from specscope.errors import UserError
 from specscope.plans.costs import Costs, read_costs, write_costs
-from specscope.plans.plan import TreePlan, describe, parse_plan, plan_dict
+from specscope.plans.plan import LONGEST, TreePlan, describe, parse_plan, plan_dict, translated
 from specscope.terminal import text_console
-from specscope.trace.files import FIGURES, check_output
+from specscope.trace.checked import decoded
+from specscope.trace.files import FIGURES, check_output, read_lines
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.rules import BLOCK, STANDARD, is_own
 from specscope.trace.stored import as_runs
 from specscope.trace.wire.reading import read_capture
+from specscope.tree_shape import MAX_NODES
 
 
 @verb(epilog=X_RULE)
@@ -132,16 +135,38 @@ def _measured(engine: Any, data: Recorded, batch: int, nodes: int) -> Costs:  # 
         return measure_costs(engine, work_of(data, batch), batch, nodes, progress)
 
 
+def _tree_elsewhere(text: str) -> tuple[str, str]:
+    """A tree of another program, or of a file of its: as text, and where it is from. Raises UserError."""
+    if os.path.isfile(text):
+        text = "\n".join(line for _, line in read_lines(text, "the tree", largest=LONGEST))
+    if choices := re.search(r"((?:eagle|medusa)_choices)\W{1,4}(\[\s*\[[\[\]\d,\s]*\])", text):
+        return choices[2], f"TensorRT-LLM's {choices[1]}"
+    if '"tree_adj"' not in text:
+        return text, ""
+    try:
+        children = decoded(text, dict[str, dict[str, list[int]]])["tree_adj"]
+    except (ValueError, KeyError):
+        raise UserError("cannot read the tree_adj: write each node's children, {'0': [1, 2], '1': [3]}") from None
+    queue: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    for node, path in queue:  # which grows meanwhile
+        queue += [(child, (*path, rank)) for rank, child in enumerate(children.get(str(node), ()))]
+        if len(queue) > MAX_NODES + 1:
+            raise UserError(f"the tree_adj has a cycle, or more than {MAX_NODES} nodes")
+    return str([path for _, path in queue[1:]]), "SAMD's tree_adj"
+
+
 @verb()
-@click.argument("tree", metavar="TREE")
+@click.argument("tree", metavar="TREE", required=False)
+@flag("--from,other TEXT", "A tree in another program's notation: a file or text.")
 @click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
 @options.json_option
-def tree(tree: str, *, mask: bool, as_json: bool) -> None:
+def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> None:
     """Draw a draft tree, its attention mask and its cost.
 
     \b
       specscope tree 3x4
-      specscope tree "dynamic:24" --no-mask
+      specscope tree --from '{"method": "eagle3", "num_speculative_tokens": 5}'
+      specscope tree --from trtllm.yaml
 
     TREE is written as for --tree:
 
@@ -154,12 +179,20 @@ def tree(tree: str, *, mask: bool, as_json: bool) -> None:
 
     The tokens of a static tree are sampled if the request is sampled, and are the likeliest ones if it is greedy.
 
-    In other programs: EAGLE, Medusa and TensorRT-LLM list paths, '[[0], [1], [0, 0]]', which are read too. vLLM's
-    num_speculative_tokens is a chain. SGLang's S steps, top K and T draft tokens are dynamic:T-1,depth=S,top=K, or
-    top:S if K is 1: it counts the root as a draft token.
+    --from and --tree also read the trees of other programs:
+
+    \b
+      '[[0], [1], [0, 0]]'        choices of EAGLE, Medusa and TensorRT-LLM
+      '{"method": "eagle3", ...}' vLLM's --speculative-config, also with a command line around it
+      3,4,16                      SGLang's steps, top k and draft tokens, or the flags that set them
+
+    --from also takes a file that holds one of these, TensorRT-LLM's eagle_choices, medusa_choices, or SAMD's tree_adj.
     """
-    plan = parse_plan(tree)
+    if (tree is None) == (other is None):
+        raise UserError("give a TREE, or another program's tree with --from TEXT")
+    text, about = (tree, "") if tree is not None else _tree_elsewhere(other or "")
+    plan, about = parse_plan(text), about or translated(text)[1]
     if as_json:
-        reading.answer_json("tree", plan_dict(plan), ())
+        reading.answer_json("tree", plan_dict(plan, about), ())
     else:
-        click.echo(describe(plan, mask=mask))
+        click.echo(describe(plan, mask=mask, about=about if about or other is not None else None))

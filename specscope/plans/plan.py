@@ -5,22 +5,33 @@ sampled:3x4                       the same, spelled out
 top:3x4                           a static tree of top tokens always: deterministic, and verified as such
 dynamic:24,depth=6,top=4          EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide; deterministic
 
-and paths as EAGLE, Medusa and TensorRT-LLM write them: [[0], [1], [0, 0]].
+and what other programs have: the lists of paths of EAGLE, Medusa and TensorRT-LLM, vLLM's `--speculative-config`, and
+SGLang's three numbers.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from specscope.errors import UserError, short
 from specscope.tree_shape import MAX_NODES, ROOT, TreeShape, parse_tree
 
 MAX_DEPTH = MAX_TOP = 32
 DEFAULT_DEPTH, DEFAULT_TOP = 5, 4
+LONGEST = 100_000  # characters
 _DYNAMIC = re.compile(r"(?P<nodes>[0-9]{1,6})(?:,depth=(?P<depth>[0-9]{1,6}))?(?:,top=(?P<top>[0-9]{1,6}))?")
+SGLANG = ("num_steps", "eagle_topk", "num_draft_tokens")
+# As flags of a command line, as keys of a file of settings, or three numbers alone
+_NAMED = [re.compile(rf"speculative[-_]{re.sub('_', '[-_]', name)}\W{{1,4}}([0-9]{{1,6}})\b") for name in SGLANG]
+_NUMBERS = re.compile(r"([0-9]{1,6})[, ]\s*([0-9]{1,6})[, ]\s*([0-9]{1,6})")
+_CONFIG = re.compile(r"\s*\{|.{0,10000}?(?:--speculative-config|-sc)[ =]", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,14 @@ class DynamicPlan:
 TreePlan = StaticPlan | DynamicPlan
 
 
+class _VllmConfig(msgspec.Struct):
+    """The fields of vLLM's configuration that say how much is drafted."""
+
+    method: str | None = None
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, lt=10**6)] | None = None
+    speculative_token_tree: str | None = None
+
+
 def read_plan(text: str) -> TreePlan | None:
     """The tree that a capture names; None where it names none, or one that we cannot read."""
     try:
@@ -118,7 +137,8 @@ def read_plan(text: str) -> TreePlan | None:
 
 
 def parse_plan(text: str) -> TreePlan:
-    """Read a --tree. Raises UserError that says what is wrong."""
+    """Read a --tree, including those of other programs. Raises UserError that says what is wrong."""
+    text, _ = translated(text)
     kind, colon, rest = text.strip().partition(":")
     if kind == "dynamic" and colon:
         return _dynamic(rest, text)
@@ -142,19 +162,58 @@ def _dynamic(rest: str, text: str) -> DynamicPlan:
     return DynamicPlan(nodes, depth, top)
 
 
+def translated(text: str) -> tuple[str, str]:
+    """(tree string, its origin in words); (`text`, "") where it is not another program's. Raises UserError."""
+    if len(text) > LONGEST:
+        return text, ""
+    named = [pattern.search(text) for pattern in _NAMED]
+    if any(named):
+        missing = [f"speculative_{name}" for name, match in zip(SGLANG, named, strict=True) if match is None]
+        if missing:
+            raise UserError(f"tree {short(text)}: SGLang's tree needs three numbers, and {missing[0]} is missing")
+        return _sglang(*(int(match[1]) for match in named if match))
+    if numbers := _NUMBERS.fullmatch(text.strip()):
+        return _sglang(*map(int, numbers.groups()))
+    return _vllm(text) if _CONFIG.match(text) and "{" in text else (text, "")
+
+
+def _sglang(steps: int, top: int, tokens: int) -> tuple[str, str]:
+    """SGLang's tree: EAGLE-2's, the best of a search and deterministic. Its number of draft tokens counts the root."""
+    about = f"SGLang's {steps} steps, top {top}, {tokens} draft tokens, one of them the root"
+    if top == 1:  # then it takes steps + 1 draft tokens, whatever is given
+        return f"top:{steps}", about
+    return f"dynamic:{tokens - 1},depth={steps},top={top}", about
+
+
+def _vllm(text: str) -> tuple[str, str]:
+    try:
+        config = msgspec.convert(json.JSONDecoder().raw_decode(text, text.index("{"))[0], _VllmConfig)
+    except (ValueError, RecursionError) as error:  # ValueError: of both
+        why = str(error).replace(" - at `$.", " in `")
+        raise UserError(f"cannot read the tree of the configuration {short(text)}: {why}") from None
+    about = f"vLLM's {config.method or 'speculative configuration'}"
+    if config.speculative_token_tree is not None:
+        return config.speculative_token_tree, f"{about}, its speculative_token_tree"
+    if config.num_speculative_tokens is None:
+        raise UserError(f"{short(text)} says neither num_speculative_tokens nor speculative_token_tree: it has no tree")
+    return str(config.num_speculative_tokens), f"{about}, a chain of num_speculative_tokens"
+
+
 WIDEST_MASK = 64  # nodes; wider masks are left out
 TOP_RULE = "rule        top tokens, deterministic: accepted with p"
 
 
-def describe(plan: TreePlan, *, mask: bool) -> str:
-    """What `specscope tree` prints."""
-    lines = _static(plan, mask) if isinstance(plan, StaticPlan) else _search(plan)
-    return "\n".join([f"tree {plan}", "", *lines])
+def describe(plan: TreePlan, *, mask: bool, about: str | None = None) -> str:
+    """What `specscope tree` prints. `about`: the origin of a tree of another program."""
+    lines = [*_static(plan, mask)] if isinstance(plan, StaticPlan) else [*_search(plan)]
+    origin = [f"from        {about}"] if about else []
+    origin += [f"here        --tree {shlex.quote(str(plan))}"] if about is not None else []
+    return "\n".join([f"tree {plan}", *origin, "", *lines])
 
 
-def plan_dict(plan: TreePlan) -> dict[str, Any]:
+def plan_dict(plan: TreePlan, about: str = "") -> dict[str, Any]:
     """What `describe` says, as plain values."""
-    values: dict[str, Any] = {"tree": str(plan), "nodes": plan.max_nodes, "depth": plan.max_depth}
+    values: dict[str, Any] = {"tree": str(plan), "from": about, "nodes": plan.max_nodes, "depth": plan.max_depth}
     values["rows"] = {"verify": plan.max_nodes + 1, "draft": plan.max_fed + 1}
     if isinstance(plan, StaticPlan):
         parents, depths = list(plan.shape.parent), list(plan.shape.depth)

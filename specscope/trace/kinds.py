@@ -32,6 +32,7 @@ class ReadAs(Enum):
     CAPTURES = "specscope open {file} shows it, specscope debug {file} debugs it"
     PROMPTS = "specscope capture {file} -o run.jsonl takes its prompts"
     WATCH = "it holds counts, no tokens: specscope report {file} (or watch, compare) reads it"
+    TREES = "specscope tree --from draws its tree, and --tree takes it as text"
     COSTS = "specscope tune takes it as --costs"
     CALLS = "specscope verify {file} judges its calls of a sampler"
     NO_TRACE = "the store may not have the trace yet, or no longer"
@@ -116,7 +117,7 @@ _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
     (LLAMACPP_JSON_LOG, "type time level msg"),
     (WRAPPED_LOG, "log stream | message level | message levelname"),
     (PROMPT_FILE, "prompt | messages"),
-    (unread("a speculative configuration"), "num_speculative_tokens | speculative_num_steps"),
+    (FileKind("a speculative configuration", ReadAs.TREES), "num_speculative_tokens | speculative_num_steps"),
     (unread("a model's config.json"), "architectures | model_type"),
     (FileKind("a file of step costs", ReadAs.COSTS), "step.rows"),
     (TEXTS, "text"),

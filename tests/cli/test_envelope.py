@@ -60,7 +60,7 @@ def words_of(folder):
         ],
         "why": [[EAGLE], [f"{EAGLE}#r2"], [f"{EAGLE}#r2@24"], [f"{EAGLE}#r2@24/0"], [cut]],
         "tune": [[EAGLE, "--no-costs", "--nodes", "4"]],
-        "tree": [["3"], ["dynamic:8"], ["[[0], [1], [0, 0]]"]],
+        "tree": [["3"], ["dynamic:8"], ["--from", "[[0], [1], [0, 0]]"]],
         "doctor": [[]],
     }
 

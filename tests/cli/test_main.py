@@ -192,6 +192,28 @@ def test_tree_draws_shape_mask_and_costs():
     assert "of 68 candidates" in specscope("tree", "dynamic:24").stdout
 
 
+def test_tree_of_another_program(tmp_path):
+    done = specscope("tree", "--from", "[[0], [1], [0, 0]]", "--no-mask")
+    assert done.stdout.splitlines()[:2] == ["tree [(0,), (1,), (0, 0)]", "here        --tree '[(0,), (1,), (0, 0)]'"]
+    told = json.loads(specscope("tree", "--json", "--from", '{"method": "mtp", "num_speculative_tokens": 2}').stdout)
+    assert (told["tree"], told["parents"], told["depths"]) == ("2", [-1, 0], [1, 2])
+    assert told["from"] == "vLLM's mtp, a chain of num_speculative_tokens"
+    (tmp_path / "samd.json").write_text('{"tree_adj": {"0": [1, 2, 3], "1": [4, 5], "2": [6], "3": [], "4": [7]}}')
+    choices = "[[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]"
+    (tmp_path / "trtllm.yaml").write_text(f"speculative_config:\n  decoding_type: Eagle\n  eagle_choices: {choices}\n")
+    for name, paths, program in (
+        ("samd.json", "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]", "SAMD's tree_adj"),
+        ("trtllm.yaml", "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]", "TensorRT-LLM's eagle_choices"),
+    ):
+        told = json.loads(specscope("tree", "--json", "--from", tmp_path / name).stdout)
+        assert (told["tree"], told["from"]) == (paths, program)
+    for bad in ('{"tree_adj": {"0": [0]}}', '{"tree_adj": 5}', '{"tree_adj": {"0": []}}', "eagle_choices: [[0, 0]]"):
+        refused = specscope("tree", "--from", bad)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    for words in (["tree"], ["tree", "5", "--from", "5"]):
+        assert specscope(*words).stderr.endswith("give a TREE, or another program's tree with --from TEXT\n")
+
+
 @pytest.mark.parametrize(
     ("on_full", "code", "says"),
     [("stop", 2, "cannot continue writing {path}: File too large"), ("drop", 1, "not captured: {path} could not be")],

@@ -97,3 +97,49 @@ def test_costs_of_a_dynamic_tree(nodes, depth, top):
         beam = found[:top]
     assert (plan.candidates, plan.max_fed, plan.max_depth) == (seen, fed, depth)
     assert plan.max_nodes == min(nodes, seen)
+
+
+VLLM = '{"method": "eagle3", "model": "h", "num_speculative_tokens": 5}'
+WITH_TREE = '{"method": "eagle", "num_speculative_tokens": 3, "speculative_token_tree": "[(0,), (1,), (0, 0)]"}'
+FLAGS = "--speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16"
+
+
+@pytest.mark.parametrize(
+    ("text", "ours"),
+    [
+        ("[[0], [1], [0, 0]]", "[(0,), (1,), (0, 0)]"),
+        ("[[0, 0], [0], [0, 0, 0]]", "3"),
+        (VLLM, "5"),
+        (f"vllm serve m --speculative-config '{VLLM}' --override-generation-config '{{}}'", "5"),
+        (f"--speculative-config={VLLM}", "5"),
+        (WITH_TREE, "[(0,), (1,), (0, 0)]"),
+        ("3,4,16", "dynamic:15,depth=3,top=4"),
+        (" 3 4 16\n", "dynamic:15,depth=3,top=4"),
+        (f"python -m sglang.launch_server {FLAGS} --port 1", "dynamic:15,depth=3,top=4"),
+        (FLAGS.replace(" --", "\n").replace("-", "_").replace(" ", "="), "dynamic:15,depth=3,top=4"),
+        ('{"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}', "top:3"),
+    ],
+)
+def test_trees_of_other_programs(text, ours):
+    assert str(parse_plan(text)) == ours
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("3,4", "cannot read the tree '3,4'"),
+        ("3,4,1", "nodes must be between 1 and 256, not 0"),
+        ("5,2,4", "3 nodes cannot be 5 deep"),
+        ("--speculative-num-steps 3", "speculative_eagle_topk is missing"),
+        ('{"method": "suffix"}', "says neither num_speculative_tokens nor speculative_token_tree"),
+        ('{"num_speculative_tokens": "five"}', "cannot read the tree of the configuration"),
+        ('{"num_speculative_tokens": 5', "cannot read the tree of the configuration"),
+        ('{"speculative_token_tree": "x"}', "cannot read the tree 'x'"),
+        ('{"num_speculative_tokens": 300}', "has 300 nodes; the limit is 256"),
+        ("[[0], [0, 1]]", r"\(0, 1\) has no earlier sibling"),
+        ("[[0], 1]", "cannot read the tree"),
+    ],
+)
+def test_trees_of_other_programs_that_are_refused(text, message):
+    with pytest.raises(UserError, match=message):
+        parse_plan(text)
