@@ -2,7 +2,9 @@
 
 A law is what a known rule, or a known mistake, makes of a call: which drafts are accepted, and what the last token is
 drawn from, both from p, q and a chain of drafts. Outputs that a rule's law gives with probability 0 are impossible
-under it. Over many calls its decisions and draws are tested as `verify` tests a run's (analyze/verify/chance.py).
+under it. Over many calls its decisions and draws are tested as `verify` tests a run's (analyze/verify/chance.py). And
+they are held against the known mistakes: the mean of their likelihoods over the rule's is 1 on average where the rule
+was at work, so that it is above 1 / x with a probability of x at most (Markov's inequality).
 
 A file of calls is an .npz, of which nothing is unpickled, or a .pt, of weights alone. Arrays go by the names under
 which people dump them in vLLM and SGLang (NAMES); docs/testing.md tells their shapes.
@@ -15,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -244,30 +247,44 @@ def judge_calls(calls: Sequence[VerifyCall], rule: str | None = None, alpha: flo
         raise UserError(f"unknown rule {rule}: use {', '.join(LOSSLESS)}")
     if not calls:
         raise UserError("there is no call to judge")
-    found = {name: _checks(name, calls, alpha) for name in (LOSSLESS if rule is None else [rule])}
+    under = {name: np.array([law.judge(call)[0] for call in calls]) for name, law in MISTAKES.items()}
+    found = {name: _checks(name, calls, under, alpha) for name in (LOSSLESS if rule is None else [rule])}
     failed = {name: [check for check in checks if check.result is CheckResult.FAILED] for name, checks in found.items()}
     refuted = {name: f"{checks[0].name}: {checks[0].detail}" for name, checks in failed.items() if checks}
     fits = tuple(name for name in found if name not in refuted)
     shown = next(iter([*fits, *found]))
     wrong = tuple((number, LOSSLESS[shown].judge(calls[number])[1]) for number in found[shown][0].wrong.tolist())
-    likely = {} if fits else {name: sum(law.judge(call)[0] for call in calls) for name, law in MISTAKES.items()}
+    likely = {} if fits else {name: float(logs.sum()) for name, logs in under.items()}
     mistake = max(likely, key=likely.__getitem__, default="")
     mistake = mistake if likely.get(mistake, -math.inf) > -math.inf else ""
     drafts = sum(len(call.drafted) for call in calls)
     return CallsJudged(len(calls), drafts, fits, refuted, mistake, tuple(found[shown]), wrong)
 
 
-def _checks(rule: str, calls: Sequence[VerifyCall], alpha: float) -> list[Finding]:
-    """What holds where a rule was at work: first that its outputs are possible."""
-    why_not = [LOSSLESS[rule].judge(call)[1] for call in calls]
+def _checks(rule: str, calls: Sequence[VerifyCall], under: Mapping[str, Doubles], alpha: float) -> list[Finding]:
+    """What holds where a rule was at work: first that its outputs are possible, last that no mistake is likelier.
+
+    `under`: the log-likelihoods of the outputs, by mistake.
+    """
+    logs, why_not = zip(*map(LOSSLESS[rule].judge, calls), strict=True)
     first = Finding("possible outputs", CheckResult.PASSED, f"{rule} can give every output", len(calls), unit="call")
     if len(wrong := np.flatnonzero(np.array(why_not) != "")):
         detail = f"call {wrong[0]}: {why_not[wrong[0]]}"
         first = replace(first, result=CheckResult.FAILED, failed=len(wrong), wrong=wrong, detail=detail)
-    families = _families(rule, [call for call, why in zip(calls, why_not, strict=True) if not why])
-    failed = holm([family.p_value if family.judged else 1.0 for family in families], alpha)
-    level = alpha / len(failed)
-    return [first, *(family.finding(level, failed=fails) for family, fails in zip(families, failed, strict=True))]
+    own = np.array(logs)
+    possible = np.isfinite(own)
+    families = _families(rule, list(compress(calls, possible)))
+    over = {name: float((of_mistake[possible] - own[possible]).sum()) for name, of_mistake in under.items()}
+    times = float(np.logaddexp.reduce([*over.values()])) - math.log(len(over))  # log of the mean
+    p_values = [*(family.p_value if family.judged else 1.0 for family in families), math.exp(-max(times, 0.0))]
+    failed = holm(p_values, alpha)
+    made = [family.finding(alpha / len(failed), failed=fails) for family, fails in zip(families, failed, strict=False)]
+    about, count = "no known mistake makes the outputs far likelier", int(possible.sum())
+    last = Finding("known mistakes", CheckResult.PASSED, about, count, unit="call", p_value=p_values[-1])
+    if failed[-1]:
+        best = f"10^{times / math.log(10):.0f} times as likely where {max(over, key=over.__getitem__)}"
+        last = replace(last, result=CheckResult.FAILED, failed=count, detail=best)
+    return [first, *made, last]
 
 
 def _families(rule: str, calls: Sequence[VerifyCall]) -> list[Family]:

@@ -35,6 +35,13 @@ def test_a_mistake_is_named(mistake, seed):
     assert f"as if {NAMED[mistake]}; 300 calls, 900 drafted tokens" in str(found)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_few_calls_show_what_no_sum_of_them_does(seed):
+    found = judge_calls(calls(30, seed, "argmax of recovered"))
+    assert (found.exit, found.mistake) == (Exit.INCONSISTENT, NAMED["argmax of recovered"])
+    assert {name for name, reason in found.refuted.items() if reason.startswith("known mistakes: ")}
+
+
 @pytest.mark.parametrize("count", [1, 30])
 def test_healthy_calls_are_never_accused(count):
     """200 seeds."""
