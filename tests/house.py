@@ -14,13 +14,13 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10187, 9300),
+    "trace": (10188, 9300),
     "remote": (1700, 1700),
     "watch": (1850, 1850),
-    "analyze": (19105, 15700),
+    "analyze": (19106, 15700),
     "measure": (3857, 3300),
     "engine": (2464, 2350),
-    "plans": (899, 850),
+    "plans": (958, 850),
     "speculate": (3072, 2700),
     "model": (3032, 2800),
     "kernels": (2200, 2200),
@@ -28,13 +28,13 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "vllm, transformers, sglang": (4050, 4050),
     "debug, live": (3323, 3200),
     "tui": (5500, 5500),
-    "cli": (3186, 3100),
+    "cli": (3219, 3100),
     "serve": (1600, 1600),
     "page": (965, 700),
-    "testing": (671, 320),
+    "testing": (688, 320),
     "bench, train": (0, 0),
     "top level": (885, 600),
-    "all": (70277, 64500),
+    "all": (70388, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
