@@ -129,8 +129,8 @@ def engine_number(runner: Any) -> int:
     return int(runner.vllm_config.parallel_config.data_parallel_index)
 
 
-def wrap_loaded(tell: Callable[[Any], object], module: ModuleType) -> None:
-    """Call `tell` with each of a module's model runners when it has its model and KV cache, before any request."""
+def wrap_loaded(tell: Callable[[Any], object], module: ModuleType, name: str = "initialize_kv_cache") -> None:
+    """Call `tell` with each of a module's model runners when it has its model and KV cache, or when it is made."""
 
     def loaded(call: HookedCall) -> Any:
         made = call()
@@ -138,7 +138,7 @@ def wrap_loaded(tell: Callable[[Any], object], module: ModuleType) -> None:
             tell(call.args[0])
         return made
 
-    wrap(module.GPUModelRunner, "initialize_kv_cache", loaded)
+    wrap(module.GPUModelRunner, name, loaded)
 
 
 def give_grace(module: ModuleType) -> None:

@@ -46,6 +46,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         from specscope.vllm.v1 import debugger as debugging
 
         debugger = debugging.Debugger()
+        debugger.asked = settings.debug
     make = partial(witness, settings=settings, guard=guard, scheduler=scheduler)
     runner = RunnerHooks(v1, partial(make, debugger=debugger), debugger)
     scores = DraftLogits(v2, wanted=lambda: settings.full and known.rank_of_worker() is not None)
@@ -57,11 +58,9 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
 
         taps.append(VllmTaps(ErrorGuard(), settings.taps).install)
     more = {name: [partial(known.wrap_loaded, own.made), *taps] for name, own in runners.items()}
-    for targets, guards in (
-        (scheduler.targets, (guard, v1, v2)),
-        (runner.targets, (v1,)),
-        (second.targets, (v2,)),
-    ):
+    if debugger is not None:
+        more[known.RUNNER].append(partial(known.wrap_loaded, partial(v1.safely, debugger.listen), name="__init__"))
+    for targets, guards in ((scheduler.targets, (guard, v1, v2)), (runner.targets, (v1,)), (second.targets, (v2,))):
         for name, hooks in targets.items():
             installs = [partial(known.wrap_known, hooks=hooks), *more.get(name, ())]
             on_import(name, partial(guards[0].safely, checked, installs, guards))
@@ -107,7 +106,6 @@ def witness(
     outlet = Outlet(settings, run, tokenizer, guard, (known.engine_number(runner), rank))
     publish: Publish = outlet.publish
     if debugger is not None:
-        guard.safely(debugger.listen, runner, settings.debug)
         publish = debugger.told(publish, run, outlet.vocabulary, guard)
     if debugger is not None and debugger.socket is not None:
         outlet.places.append(f"specscope debug {debugger.socket} stops it at a decision")

@@ -20,7 +20,7 @@ from specscope.trace.inside.sinks import of_ranks
 from specscope.trace.record.privacy import strip
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.vllm.known import engine_number
+from specscope.vllm.known import engine_number, rank_of_worker
 from specscope.vllm.run_info import vllm_version
 from specscope.vllm.witness import Witness
 
@@ -74,17 +74,18 @@ class Debugger:
     def __init__(self) -> None:
         self.gate, self.history = Gate("vLLM"), History(limit=KEPT)
         self.limit = Limit(None)
+        self.asked = ""  # SPECSCOPE_DEBUG_SOCKET
         self.socket: Path | None = None  # at which it listens
         self._untaken = RecentSteps(KEPT)
 
-    def listen(self, runner: Any, socket: str) -> None:
-        """Open the socket, before any request. Of the rank that decides what all of its engine's ranks do."""
-        path, self.limit = of_ranks(socket, (engine_number(runner),)), limit_of(runner)
-        who = f"vLLM {vllm_version()}, process {os.getpid()}, {runner.vllm_config.model_config.model}"
-        commands = partial(HeldCommands, self, self.limit.describe)
-        server = DebugServer(
-            path, self.gate, lambda: f"attached to {who}: it keeps running until you stop it", commands
-        )
+    def listen(self, runner: Any) -> None:
+        """Open the socket, before the model is loaded. Of the rank that decides what all of its engine's ranks do."""
+        if rank_of_worker() != 0:
+            return
+        path, self.limit = of_ranks(self.asked, (engine_number(runner),)), limit_of(runner)
+        model = runner.vllm_config.model_config.model
+        told = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it keeps running until you stop it"
+        server = DebugServer(path, self.gate, lambda: told, partial(HeldCommands, self, self.limit.describe))
         self.socket = path
         at_exit(server.close)
 
