@@ -42,19 +42,14 @@ def draft_tree(context: Context, plan: TreePlan, logits: Callable[[list[list[int
     `logits`: float [n, V] behind the request's tokens and each of n drafted paths; called once a level, at first with
     the empty path.
     """
-    builder, rows = start_tree(context, plan), dict[tuple[int, ...], Tensor]()
+    builder, levels = start_tree(context, plan), dict[tuple[int, ...], Level]()
     while builder.frontier:
         paths = [builder.path(node) for node in builder.frontier]
         level = logits(paths).float()
-        rows |= zip(map(tuple, paths), level, strict=True)
+        levels |= {tuple(path): Level(row[None], len(row)) for path, row in zip(paths, level, strict=True)}
         grow_trees(Level(level, level.shape[1]), [(builder, range(len(paths)))])
     draft, _ = builder.finish()
-
-    def row(path: Sequence[int]) -> Level | None:
-        given = rows.get(tuple(path))
-        return None if given is None else Level(given[None], len(given))
-
-    return Draft(draft.tree, draft.q, draft.notes, row=row)
+    return Draft(draft.tree, draft.q, draft.notes, row=lambda path: levels.get(tuple(path)))
 
 
 def _source(make: object) -> str:
@@ -82,10 +77,8 @@ class OwnDrafter(Drafter):
             raise UserError(f"{self._flag}: specscope has a drafter named {self.name}: give it another name")
         self.max_nodes, self.max_depth = int(theirs.max_nodes), int(theirs.max_depth)
         if not 1 <= self.max_depth <= self.max_nodes <= MAX_NODES:
-            raise UserError(
-                f"{self._flag}: max_nodes is {self.max_nodes} and max_depth {self.max_depth}: "
-                f"they must be at least 1, and at most {MAX_NODES} nodes"
-            )
+            sizes = f"max_nodes is {self.max_nodes} and max_depth {self.max_depth}"
+            raise UserError(f"{self._flag}: {sizes}: they must be at least 1, and at most {MAX_NODES} nodes")
         self.aux_layers = tuple(getattr(theirs, "aux_layers", ()))
 
     def _asked(self, what: str, ask: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401

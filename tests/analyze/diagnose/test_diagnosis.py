@@ -113,15 +113,15 @@ def counted(begin, drafter, context):
 
 def no_numbers(patch, engine):
     """One row in seven passes of the drafter is NaN."""
-    level, passes = DraftModel._level, count(1)
+    run_pass, passes = DraftModel.run_pass, count(1)
 
-    def spoiled(self, logits):
-        made = level(self, logits)
+    def spoiled(self, *given):
+        made = run_pass(self, *given)
         if next(passes) % 7 == 0:
             made.logits[0] = float("nan")
         return made
 
-    patch.setattr(DraftModel, "_level", spoiled)
+    patch.setattr(DraftModel, "run_pass", spoiled)
 
 
 OF_STATE = (

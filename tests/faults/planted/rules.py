@@ -85,7 +85,7 @@ def last_of_each_step(patch, engine):
         if not context.params.penalised:
             return made
         tokens = [*context.tokens[: context.prompt_len], *last.get(context.request, [])]
-        return dataclasses.replace(made, counts=dataclasses.replace(context, tokens=tokens).counts)
+        return dataclasses.replace(made, tokens=tokens)
 
     in_phase("commit", noted)(patch, engine)
     replaced(inputs, "logit_rows")(of_last)(patch, engine)
