@@ -29,7 +29,7 @@ DRAFTERS = {
     "p-eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
 }
 HOST = "tree_batch.__init__"  # fills the buffer on the host that one copy takes to the device
-VERDICTS, PASS = "tree_batch.to_host", ("tree_builder.top", "draws.draw_siblings")
+VERDICTS, PASS = "tree_batch.to_host", ("base.top", "distribution.draw_siblings")
 
 
 class Reads(TorchDispatchMode):
