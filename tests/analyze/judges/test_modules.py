@@ -18,7 +18,7 @@ from tests.faults.settings import SETTINGS, history, record
 from tests.measure.locate.test_drafter import NOTHING
 
 
-@pytest.fixture(scope="module", params=["mtp tree", "mtp chain"])
+@pytest.fixture(scope="module", params=["mtp tree", pytest.param("mtp chain", marks=pytest.mark.slow)])
 def run(request, tmp_path_factory):
     """(the capture, its target)."""
     setting = dataclasses.replace(SETTINGS[request.param], requests=20, tokens=40)
