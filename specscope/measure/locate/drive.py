@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specscope.analyze.findings import Reference
 from specscope.measure.judges import engine_config_of
+from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.plans.kinds import text_part
 from specscope.trace.history.history import History
 from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord
@@ -131,7 +132,8 @@ class Drive:
             for part in self._parts:
                 request = self._requests.get(part.request) if part.request in self.stamped else None
                 if request is not None and part.request in self.engine.requests:  # else it has ended
-                    self._stamps[part.request] = self._stamp(part, request.computed)
+                    held = len(request.table.blocks) * BLOCK_SIZE  # an engine that is wrong may count more
+                    self._stamps[part.request] = self._stamp(part, min(request.computed, held))
             for end in record.finished:
                 self._end(end)
             yield record

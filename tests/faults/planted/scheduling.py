@@ -9,7 +9,7 @@ import numpy as np
 from specscope.analyze.diagnose.causes import Cause
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler
-from specscope.speculate.drafters.base import Level
+from specscope.speculate.drafters.model_drafter import ModelDrafter
 from tests.faults.fault import Fault, altered, in_phase, replaced
 
 
@@ -107,10 +107,12 @@ def target_scaled(engine, now):
         turn.logits = turn.logits * 0.9
 
 
-@replaced(Level, "__init__")
-def drafter_scaled(make, self, logits, *more, **named):
+@replaced(ModelDrafter, "run_pass")
+def drafter_scaled(run_pass, self, *given):
     """The drafter's logits times a factor."""
-    make(self, logits * 1.6, *more, **named)
+    level = run_pass(self, *given)
+    level.logits = level.logits * 1.6
+    return level
 
 
 # The header names a rule that no step is judged by

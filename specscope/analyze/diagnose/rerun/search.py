@@ -106,18 +106,18 @@ def _sampled(session: JudgedCase, names: Sequence[str], *, drafter: bool) -> lis
 
 def _cause(sampled: SampledFault) -> Cause | None:
     """The familiar name of what was found; of raw probabilities only whose row they are is said."""
-    is_q = sampled.what.endswith("q")
+    is_q, is_raw = sampled.what.endswith("q"), sampled.what.startswith("raw")
     other = Cause.Q_OTHER_ROW if is_q else Cause.P_OTHER_ROW
-    if sampled.whose and sampled.what.startswith("raw") and not sampled.located.certain:
+    if sampled.whose and is_raw and not sampled.located.certain:
         return None  # some of a wrong output is like another row's by chance
-    if sampled.whose:
-        return other if is_q or sampled.whose != OF_OTHERS else Cause.ROWS_SWAPPED
+    if sampled.whose:  # another q is used for the ratio test; another drafter's output is another request's
+        return Cause.ROWS_SWAPPED if sampled.whose == OF_OTHERS and (is_raw or not is_q) else other
     change = sampled.change
     assert change is not None
     if change.operation == ROWS:
         of_requests = {f"the row of {relation.name}" for relation in OF_REQUESTS}
         return Cause.ROWS_SWAPPED if not is_q and change.name in of_requests else other
-    if sampled.what.startswith("raw"):
+    if is_raw:
         return Cause.LOGITS_SCALED if change.fitted else None
     return Cause.Q_TEMPERATURE if is_q and change.operation == TEMPERATURE else Cause.RULES_WRONG
 
