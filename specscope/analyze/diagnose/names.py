@@ -296,6 +296,9 @@ def wrong_key(case: Case, check: Finding) -> list[Suspect]:
     c, of_drafts = case.evidence, check.name == "draft coins"
     coins = CoinsOf.drafts(c) if of_drafts else CoinsOf.verdicts(c)
     steps = (np.unique(c.step[check.wrong]) if of_drafts else check.wrong)[:LOOKED_AT]
+    if of_drafts and (moved := coins.moved(steps)) > MOSTLY * len(steps):
+        line = f"the drafts' own coins lie in another order in {moved:,} of {plural(len(steps), 'step')}"
+        return [said(check, Cause.SIBLINGS_CHANGED, Proof.ROWS, line)]
     steps = steps[coins.same(steps, coins.right) <= 0.5]
     name, fits = coins.key_of(steps)
     if not name:

@@ -127,6 +127,15 @@ class CoinsOf:
         total = np.bincount(at, minlength=len(steps))
         return np.where(total > 0, np.bincount(at, fits, len(steps)) / np.maximum(total, 1), 1.0)
 
+    def moved(self, steps: Indices) -> int:
+        """At how many of these steps, which rise, the coins are those that they should be, in another order."""
+        mine = np.isin(self.step, steps)
+        step, value = self.step[mine], self.value[mine]
+        right = coins_of(self.right, step, self.number[mine])
+        others = value[np.lexsort((value, step))] != right[np.lexsort((right, step))]
+        at = np.searchsorted(steps, np.sort(step))
+        return int((np.bincount(at, others, len(steps)) == 0).sum())
+
     def key_of(self, steps: Indices) -> tuple[str, int]:
         """The key that nearly all of these steps' coins follow from, and at how many they do; "" for none."""
         for name, key in self.keys().items() if len(steps) else ():
