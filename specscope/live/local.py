@@ -175,7 +175,9 @@ class EngineWhatIf(WhatIf):
             elif name in ("accept", "reject"):
                 fields["outcomes"][position, self._node(value, part)] = name == "accept"
             elif name == "coin":
-                node, _, coin = value.partition(":")
+                node, sign, coin = value.partition(":")
+                if not sign:
+                    raise UserError(f"{short(word)}: write coin=NODE:COIN, such as coin=0:0.5")
                 fields["coins"][position, self._node(node, part)] = _number(name, coin, 0, 1)
             elif name == "token":
                 fields["tokens"][position] = int(_number(name, value, 0, self.engine.runner.loaded.vocab_size - 1))

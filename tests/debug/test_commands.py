@@ -235,6 +235,7 @@ REFUSED = [
     ("fork seed=inf", "seed=inf"),
     ("fork drafter=magic", "unknown drafter"),
     ("fork accept=77", "there is no node 77"),
+    ("fork coin=0.9", "coin=0.9.?: write coin=NODE:COIN, such as coin=0:0.5"),
     ("finish r99", "there is no request"),
     ("until speed > 3", "there is no field speed here"),
 ]
