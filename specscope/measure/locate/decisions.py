@@ -301,7 +301,7 @@ def _drawn(step: Step, judged: AuditedStep, contexts: Contexts, draft: Draft) ->
     tree, logits, ours = draft.tree, dict[int, Tensor](), dict[int, Tensor]()
     for node in judged.rows:
         path = [] if node == ROOT else tree.token[tree.path_to(node)].tolist()
-        row = draft.row(path) if node in draft.q else None
+        row = draft.row(path) if node in draft.q and draft.q[node].any() else None  # none: behind a form's end
         if row is not None:
             logits[node], ours[node] = row.full()[0].cpu(), draft.q[node].float().cpu()
     return RuledStep(Asked(step, judged, contexts, logits), ours)
