@@ -62,7 +62,7 @@ class CountsSide:
         told = {name: self.acceptance.told(key) for name, key in COUNTED.items() if name != "requests"}
         return told | {"requests": self.requests}
 
-    @property
+    @cached_property
     def figures(self) -> dict[str, tuple[float | None, float | None]]:
         """(the figure, its standard error) by name.
 
