@@ -234,9 +234,10 @@ class HttpClient:
         if not self._closed.done() and self._room.acquire(blocking=False):
             threading.Thread(target=read, name="specscope-page", daemon=True).start()
             wait((page, self._closed), self._whole, FIRST_COMPLETED)
+        if self._closed.done():  # also where a page arrives, or breaks off, in the same moment
+            raise OSError(CLOSED)
         if not page.done():
-            late = TimeoutError(f"its page did not arrive within {self._whole:g} s")
-            raise OSError(CLOSED) if self._closed.done() else late
+            raise TimeoutError(f"its page did not arrive within {self._whole:g} s")
         return page.result()
 
     def close(self) -> None:
