@@ -37,7 +37,7 @@ def _located(fault: str | None, engine: str, code: str, folder: Path) -> Row:
     """vLLM again with a fault, or healthy. It is named where class and method are the right ones."""
 
     def capture(name: str) -> Any:  # noqa: ANN401
-        return recorded(name, folder / "vllm" / name.replace(" ", "-"))
+        return recorded(name, folder / "vllm" / "located")
 
     capture(engine)
     clock = Clock()

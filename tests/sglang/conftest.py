@@ -40,7 +40,7 @@ def recorded(monkeypatch, tmp_path):
 
 @pytest.fixture(params=[None, *wheel.SOURCES], ids=lambda source: source.name if source else "stand")
 def anywhere(request, recorded, monkeypatch):
-    """Likewise in the stand, and with SGLang's own registry, eagle_sample, chain kernel and host side (fetch.py)."""
+    """Likewise in the stand, and with SGLang's own registry, eagle_sample, chain kernel and host side (wheel.py)."""
     source = request.param
 
     def record(spec, requests, **options):

@@ -15,13 +15,20 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 from specscope.sglang import hooks as known
+from specscope.trace.inside.hooking import signatures
 from tests.sglang import kernels
+from tests.support.sources import by_name
 
 VOCABULARY = 12
 EOS = 11
 TREE = (-1, -1, 0, 0, 1)  # nodes' parents; slots are one more
 ROOTED = "sglang.srt"
 PARALLEL = SimpleNamespace(attn_tp_rank=0, pp_rank=0, pp_size=1, dp_rank=None, tp_group=SimpleNamespace(world_size=1))
+
+
+def as_sglang(module, name, **defaults):
+    """Makes a function of SGLang's parameters, in its newest version, of one that takes them all as one object."""
+    return by_name(name, signatures(known.WRAPPED[module], name)[-1], **defaults)
 
 
 def tables(seed=0):
@@ -138,57 +145,41 @@ def top_k_renorm(probs, top_ks):
     return kept / kept.sum(-1, keepdim=True)
 
 
-def eagle_sample(
-    verify_input,
-    batch,
-    logits_output,
-    grammar_mask=None,
-    uno_target_max_top_k=None,
-    *,
-    watermark_state=None,
-    watermark_full_mask=True,
-):
+@as_sglang(known.VERIFY, "eagle_sample")
+def eagle_sample(given):
     """As the wheel's, for what the stand does."""
-    verify, rules, logits = sys.modules[known.VERIFY], batch.sampling_info, logits_output.next_token_logits
-    batch_size, n = len(batch.seq_lens), verify_input.draft_token_num
+    verify, rules, logits = sys.modules[known.VERIFY], given.batch.sampling_info, given.logits_output.next_token_logits
+    asked, batch_size, spec = given.verify_input, len(given.batch.seq_lens), verify.get_spec()
+    n = asked.draft_token_num
     if rules.acc_additive_penalties is not None:
         logits.add_(rules.acc_additive_penalties.repeat_interleave(n, 0))
-    candidates = verify_input.draft_token.reshape(batch_size, n)
-    predict = torch.zeros(batch_size * n, dtype=torch.int32)
-    index = torch.full((batch_size, verify_input.max_tree_depth), -1, dtype=torch.int32)
-    count = torch.empty(batch_size, dtype=torch.int32)
-    links = (verify_input.retrieve_index, verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
-    ratios = verify.get_spec().speculative_use_rejection_sampling
+    candidates = asked.draft_token.reshape(batch_size, n)
+    links = (asked.retrieve_index, asked.retrieve_next_token, asked.retrieve_next_sibling)
+    outcome = room(candidates, asked.max_tree_depth)
+    predict, index, count = outcome
+    ratios = spec.speculative_use_rejection_sampling
     flags = {"is_cpu": verify._is_cpu, "is_hip": verify._is_hip, "is_xpu": verify._is_xpu}
     if verify._verify_uses_greedy(is_all_greedy=rules.is_all_greedy, use_rejection_sampling=ratios, **flags):
-        chosen = logits.argmax(-1).reshape(batch_size, n)
-        kernels.greedy_tree(predict, index, count, candidates, *links, chosen)
+        kernels.greedy_tree(*outcome, candidates, *links, logits.argmax(-1).reshape(batch_size, n))
         return predict, count + 1, index
-    spec, p = verify.get_spec(), (logits / rules.temperatures.repeat_interleave(n, 0)).softmax(-1)
+    p = (logits / rules.temperatures.repeat_interleave(n, 0)).softmax(-1)
     p = top_k_renorm(p, rules.top_ks.repeat_interleave(n)).reshape(batch_size, n, -1)
+    q = asked.draft_probs if ratios else torch.zeros_like(p)
+    coins = torch.rand(batch_size, n), torch.rand(batch_size)
+    limits = spec.speculative_accept_threshold_single, spec.speculative_accept_threshold_acc
     function = sys.modules[known.TREE].tree_speculative_sampling_target_only
     more = {}
     if ratios:
         function = sys.modules[known.CHAIN].chain_speculative_sampling_triton
         more = {"block_verification": True} if spec.speculative_use_block_verification else {}
-    function(
-        predicts=predict,
-        accept_index=index,
-        accept_token_num=count,
-        candidates=candidates,
-        retrive_index=links[0],
-        retrive_next_token=links[1],
-        retrive_next_sibling=links[2],
-        uniform_samples=torch.rand(batch_size, n),
-        uniform_samples_for_final_sampling=torch.rand(batch_size),
-        target_probs=p,
-        draft_probs=verify_input.draft_probs if ratios else torch.zeros_like(p),
-        threshold_single=spec.speculative_accept_threshold_single,
-        threshold_acc=spec.speculative_accept_threshold_acc,
-        deterministic=True,
-        **more,
-    )
+    function(*outcome, candidates, *links, *coins, p, q, *limits, True, **more)
     return predict, count + 1, index
+
+
+def room(candidates, depth):
+    """(Tokens by slot, the path's slots, counts) that a kernel writes."""
+    path = torch.full((len(candidates), depth), -1, dtype=torch.int32)
+    return torch.zeros(candidates.numel(), dtype=torch.int32), path, torch.empty(len(candidates), dtype=torch.int32)
 
 
 def organize_draft_results(score_list, token_list, parents_list, num_draft_token):
@@ -298,22 +289,18 @@ class SchedulerBatchResultProcessor:
 class DFlashWorkerV2:
     """Only what is wrapped."""
 
-    def _accept_block(
-        self, *, candidates, next_token_logits, sampling_info, draft_input, prefix_lens, bs, target_predict=None
-    ):
-        n = candidates.shape[1]
-        index, predict = torch.arange(bs * n).view(bs, n), torch.zeros(bs * n, dtype=torch.int32)
+    @as_sglang(known.DFLASH, "DFlashWorkerV2._accept_block", target_predict=None)
+    def _accept_block(self, given):
+        candidates, logits, (bs, n) = given.candidates, given.next_token_logits, given.candidates.shape
         first = torch.tensor([*range(1, n), -1]).repeat(bs, 1)
-        links = (index, first, torch.full_like(first, -1))
-        accepted, count = torch.full((bs, n), -1, dtype=torch.int32), torch.empty(bs, dtype=torch.int32)
-        if sampling_info.is_all_greedy:
-            chosen = next_token_logits.argmax(-1).view(bs, n)
-            kernels.greedy_tree(predict, accepted, count, candidates, *links, chosen)
+        links = torch.arange(bs * n).view(bs, n), first, torch.full_like(first, -1)
+        outcome = predict, accepted, count = room(candidates, n)
+        if given.sampling_info.is_all_greedy:
+            kernels.greedy_tree(*outcome, candidates, *links, logits.argmax(-1).view(bs, n))
         else:
-            p = (next_token_logits / sampling_info.temperatures.repeat_interleave(n, 0)).softmax(-1).view(bs, n, -1)
+            p = (logits / given.sampling_info.temperatures.repeat_interleave(n, 0)).softmax(-1).view(bs, n, -1)
             drawn = sys.modules[known.TREE].tree_speculative_sampling_target_only
-            coins = torch.rand(bs, n), torch.rand(bs)
-            drawn(predict, accepted, count, candidates, *links, *coins, p, torch.zeros_like(p))
+            drawn(*outcome, candidates, *links, torch.rand(bs, n), torch.rand(bs), p, torch.zeros_like(p))
         bonus = predict[accepted.gather(1, count[:, None].long())[:, 0].long()]
         return count, count + 1, bonus, None, None
 

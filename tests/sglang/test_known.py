@@ -12,7 +12,7 @@ from specscope.sglang import hooks as known
 from specscope.sglang import plugin
 from specscope.trace.inside.hooking import ErrorGuard
 from tests.sglang.wheel import SOURCES
-from tests.support.skeletons import skeleton
+from tests.support.sources import skeleton
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -25,6 +25,16 @@ def taken(engine, batch, result):
     engine.processor.process_batch_result_decode(batch, result)
 
 
+def ended_by(req, kind, **rest):
+    """Its next step ends it."""
+    req.update_finish_state = lambda new: setattr(req, "finished_reason", stand.Aborted(kind, **rest))
+
+
+def finish(engine, reqs, step=launched):
+    while live := [req for req in reqs if not req.finished()]:
+        taken(engine, *step(engine, live))
+
+
 def test_a_prompt_in_chunks_and_a_prefix_that_was_found(recorded):
     def run(engine, reqs):
         (req,) = reqs
@@ -33,8 +43,7 @@ def test_a_prompt_in_chunks_and_a_prefix_that_was_found(recorded):
             batch = engine._batch(reqs, [high], None, [low])
             engine.processor.process_batch_result_prefill(batch, SimpleNamespace(next_token_ids=torch.tensor([0])))
         engine.prefill(reqs, prefix=6)
-        while not req.finished():
-            taken(engine, *launched(engine, reqs))
+        finish(engine, reqs)
 
     history, _ = recorded(CHAIN, [stand.Req("r", list(range(1, 10)))], run=run)
     assert failed(history) == []
@@ -51,8 +60,7 @@ def test_a_request_that_loses_its_kv_comes_back(recorded):
         taken(engine, *launched(engine, reqs[1:]))
         reqs[0].is_retracted = False
         engine.prefill(reqs[:1])
-        while live := [req for req in reqs if not req.finished()]:
-            taken(engine, *launched(engine, live))
+        finish(engine, reqs)
 
     reqs = requests(2)
     history, _ = recorded(CHAIN, reqs, run=run)
@@ -65,22 +73,17 @@ def test_a_request_that_loses_its_kv_comes_back(recorded):
 
 def test_a_grammar_that_ends_cuts_the_last_tokens(recorded):
     def run(engine, reqs):
-        processor = engine.processor
-        resolve = type(processor)._resolve_spec_v2_tokens
-
-        def cut(self, result, batch):
-            return [tokens[:2] for tokens in resolve(self, result, batch)]
-
+        cls = type(engine.processor)
+        resolve = cls._resolve_spec_v2_tokens
         engine.prefill(reqs)
         while True:
             batch, result = launched(engine, reqs)
             if result.accept_lens[0] > 2:
-                type(processor)._resolve_spec_v2_tokens = cut
-                reqs[0].update_finish_state = lambda new: setattr(
-                    reqs[0], "finished_reason", stand.Aborted("stop", matched=reqs[0].output_ids[-1])
-                )
-                return taken(engine, batch, result)
+                break
             taken(engine, batch, result)
+        cls._resolve_spec_v2_tokens = lambda *given: [tokens[:2] for tokens in resolve(*given)]
+        ended_by(reqs[0], "stop", matched=7)
+        taken(engine, batch, result)
 
     reqs = requests(1, max_new_tokens=1000)
     history, _ = recorded(CHAIN, reqs, run=run)
@@ -93,11 +96,11 @@ def test_a_grammar_that_ends_cuts_the_last_tokens(recorded):
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [
-        (stand.Aborted("abort", message="Aborted", status_code=None), (FinishReason.CANCELLED, "", "")),
-        (stand.Aborted("abort", message="no room", status_code=500), (FinishReason.ERROR, "", "no room")),
-        (stand.Aborted("stop", matched=7), (FinishReason.STOP, "", "")),
-        (stand.Aborted("stop", matched="]"), (FinishReason.STOP, "]", "")),
-        (stand.Aborted("stop", matched="[0-9]"), (FinishReason.STOP, "", "")),
+        ({"kind": "abort", "message": "Aborted", "status_code": None}, (FinishReason.CANCELLED, "", "")),
+        ({"kind": "abort", "message": "no room", "status_code": 500}, (FinishReason.ERROR, "", "no room")),
+        ({"kind": "stop", "matched": 7}, (FinishReason.STOP, "", "")),
+        ({"kind": "stop", "matched": "]"}, (FinishReason.STOP, "]", "")),
+        ({"kind": "stop", "matched": "[0-9]"}, (FinishReason.STOP, "", "")),
     ],
     ids=["aborted", "failed", "stop token", "stop string", "regular expression"],
 )
@@ -105,7 +108,7 @@ def test_the_reason_of_an_end(recorded, reason, expected):
     def run(engine, reqs):
         engine.prefill(reqs)
         waiting = launched(engine, reqs)
-        reqs[0].update_finish_state = lambda new: setattr(reqs[0], "finished_reason", reason)
+        ended_by(reqs[0], **reason)
         taken(engine, *waiting)
 
     history, _ = recorded(CHAIN, requests(1, stop_strs=["]"], stop_token_ids={7}), run=run)
@@ -117,14 +120,14 @@ def test_the_reason_of_an_end(recorded, reason, expected):
 def test_dflash_is_recorded_where_it_verifies_a_block(recorded, params):
     """Its worker hands over no requests: they are those of the result."""
 
-    def run(engine, reqs):
-        worker = sys.modules[known.DFLASH].DFlashWorkerV2()
-        engine.prefill(reqs)
-        while live := [req for req in reqs if not req.finished()]:
-            tokens = [[*req.origin_input_ids, *req.output_ids] for req in live]
-            batch = engine._batch(live, [len(t) - 1 for t in tokens], torch.tensor([t[-1] for t in tokens]))
-            candidates = engine.worker.draft(batch).draft_token.view(len(live), -1)
-            lens, _, bonus, *_ = worker._accept_block(
+    def verified(engine, live):
+        tokens = [[*req.origin_input_ids, *req.output_ids] for req in live]
+        batch = engine._batch(live, [len(t) - 1 for t in tokens], torch.tensor([t[-1] for t in tokens]))
+        candidates = engine.worker.draft(batch).draft_token.view(len(live), -1)
+        lens, _, bonus, *_ = (
+            sys.modules[known.DFLASH]
+            .DFlashWorkerV2()
+            ._accept_block(
                 candidates=candidates,
                 next_token_logits=engine.target[candidates.flatten()],
                 sampling_info=batch.sampling_info,
@@ -132,13 +135,14 @@ def test_dflash_is_recorded_where_it_verifies_a_block(recorded, params):
                 prefix_lens=batch.seq_lens,
                 bs=len(live),
             )
-            ids = torch.cat([candidates[:, 1:], candidates[:, :1]], 1).scatter(
-                1, lens[:, None].long(), bonus[:, None].long()
-            )
-            result = SimpleNamespace(
-                next_token_ids=ids.flatten(), accept_lens=lens + 1, speculative_num_draft_tokens=candidates.shape[1]
-            )
-            taken(engine, batch, result)
+        )
+        ids = candidates.roll(-1, 1).scatter(1, lens[:, None].long(), bonus[:, None].long()).flatten()
+        told = {"accept_lens": lens + 1, "speculative_num_draft_tokens": candidates.shape[1]}
+        return batch, SimpleNamespace(next_token_ids=ids, **told)
+
+    def run(engine, reqs):
+        engine.prefill(reqs)
+        finish(engine, reqs, verified)
 
     spec = stand.Settings(speculative_algorithm="DFLASH")
     history, _ = recorded(spec, requests(6, **params), run=run)

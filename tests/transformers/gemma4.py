@@ -10,8 +10,6 @@ from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemm
 
 import specscope
 
-TOKENS = 48
-
 
 def text_config(shared):
     sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
@@ -26,9 +24,8 @@ def models():
     """(A target, its assistant). Raises ValueError where this version of transformers cannot build one."""
     torch.manual_seed(0)
     target = Gemma4ForCausalLM(text_config(0)).eval()
-    assistant = Gemma4AssistantForCausalLM(
-        Gemma4AssistantConfig(text_config=text_config(2), backbone_hidden_size=32)
-    ).eval()
+    config = Gemma4AssistantConfig(text_config=text_config(2), backbone_hidden_size=32)
+    assistant = Gemma4AssistantForCausalLM(config).eval()
     for model in (target, assistant):
         for parameter in model.parameters():
             if parameter.dim() >= 2:
@@ -37,24 +34,9 @@ def models():
     return target, assistant
 
 
-def generate(target, assistant, seed):
-    """(The tokens, the next random numbers)."""
-    ids = torch.randint(3, 60, (1, 10), generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(seed)
-    out = target.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=TOKENS,
-        assistant_model=assistant,
-        do_sample=True,
-        top_k=0,
-        eos_token_id=None,
-    )
-    return out[0].tolist(), torch.rand(3).tolist()
-
-
 if __name__ == "__main__":
-    pair = models()
+    from tests.transformers.generators import GEMMA4_DRAWN, generate
+
     with specscope.record(sys.argv[1]):
         for seed in range(4):
-            generate(*pair, seed)
+            generate(GEMMA4_DRAWN, seed, 48)

@@ -10,7 +10,7 @@ from transformers.generation import utils
 import specscope
 from specscope.errors import UserError
 from specscope.transformers import hooks
-from tests.support.skeletons import skeleton
+from tests.support.sources import skeleton
 
 # Folders of unpacked wheels, transformers-5.20.2 and so on, where they are at hand
 SOURCES = sorted(Path(os.environ.get("SPECSCOPE_TRANSFORMERS_SOURCES", "/nonexistent")).glob("transformers-*"))

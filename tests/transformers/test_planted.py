@@ -16,7 +16,7 @@ import specscope
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.trace.wire.reading import read_capture
-from tests.transformers.generators import CASES, Case, generate
+from tests.transformers.generators import CASES, GEMMA4_DRAWN, Case, buildable, generate, steps
 
 RAW = {"do_sample": True, "temperature": 0.7, "top_k": 5}
 SURE = Case({"do_sample": True, "top_k": 0, "temperature": 0.2, "assistant_early_exit": 1}, False)
@@ -62,22 +62,13 @@ def raw_q(monkeypatch):
 
 def softmaxed_residual(monkeypatch):
     """#28508: max(p - q, 0) goes through a softmax, where it is to be divided by its sum."""
-    rewrite(
-        monkeypatch,
-        utils,
-        "_speculative_sampling",
-        ("p_prime.div_(p_prime_sum)", "p_prime = p_prime.softmax(-1)"),
-    )
+    divided = ("p_prime.div_(p_prime_sum)", "p_prime = p_prime.softmax(-1)")
+    rewrite(monkeypatch, utils, "_speculative_sampling", divided)
 
 
 def past_the_end(monkeypatch):
     """#47912: only the last token of a round is looked at."""
-    rewrite(
-        monkeypatch,
-        GenerationMixin,
-        "_assisted_decoding",
-        ("if eos_positions.numel() > 0:", "if False:"),
-    )
+    rewrite(monkeypatch, GenerationMixin, "_assisted_decoding", ("if eos_positions.numel() > 0:", "if False:"))
 
 
 def cache_not_cropped(monkeypatch):
@@ -90,6 +81,10 @@ def cache_not_cropped(monkeypatch):
     monkeypatch.setattr(DynamicCache, "crop", keep)
 
 
+def its_own(monkeypatch):
+    """Of transformers 5.10 to 5.24: Gemma 4's assistant drafts by argmax, and states its raw logits as q."""
+
+
 # The mistake, what is generated with it, checks that must fail, and the cause that must be named
 PLANTED = [
     (greedy_drafter, CASES["assistant, plain"], {"drafted surprisal", "emitted surprisal"}, Cause.Q_NOT_DRAWN),
@@ -97,6 +92,7 @@ PLANTED = [
     (softmaxed_residual, SURE, {"final tokens"}, Cause.FINAL_NOT_RESIDUAL),
     (past_the_end, CASES["assistant, greedy"], {"ends"}, Cause.PAST_THE_END),
     (cache_not_cropped, CASES["lookup, greedy"], {"tokens in the cache"}, Cause.TARGET_KV),
+    (its_own, GEMMA4_DRAWN, {"drafted surprisal", "emitted surprisal"}, Cause.Q_NOT_DRAWN),
 ]
 
 
@@ -111,13 +107,13 @@ def recorded(path, case, **more):
 
 def accepted_inside(history):
     """The token that most often is one of a round's, and not its last."""
-    parts = [part for record in history.steps for part in record.requests]
-    return Counter(token for part in parts for token in part.output()[:-1]).most_common(1)[0][0]
+    return Counter(token for part in steps(history) for token in part.output()[:-1]).most_common(1)[0][0]
 
 
 @pytest.mark.parametrize(("plant", "case", "checks", "cause"), PLANTED, ids=[row[0].__name__ for row in PLANTED])
 def test_it_is_convicted_and_named(tmp_path, plant, case, checks, cause):
     more = {}
+    buildable(case)
     if plant is past_the_end:
         more["eos_token_id"] = accepted_inside(recorded(tmp_path / "healthy.jsonl", case))
     with pytest.MonkeyPatch.context() as patch:

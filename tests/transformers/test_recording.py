@@ -13,7 +13,7 @@ from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.record.records import FinishReason
 from specscope.trace.wire.reading import read_capture
-from tests.transformers.generators import ALL, CASES, SAMPLED, Case, generate, models, steps
+from tests.transformers.generators import ALL, CASES, SAMPLED, Case, buildable, generate, models, steps
 
 WRAPPED = (
     (GenerationMixin, "_assisted_decoding"),
@@ -26,9 +26,9 @@ def wrapped():
     return [getattr(owner, name) for owner, name in WRAPPED]
 
 
-def recorded(path, *calls, **options) -> History:
+def recorded(path, *calls) -> History:
     """The history of what these calls did."""
-    with specscope.record(path, **options) as recording:
+    with specscope.record(path) as recording:
         for call in calls:
             call()
     assert recording.losses == []
@@ -39,23 +39,13 @@ def read_history(path) -> History:
     return read_capture(path).history
 
 
-def drafter_of(case):
-    """The case's, else the test is skipped: not every version of transformers can build each."""
-    try:
-        models(case.models)
-    except ValueError as error:
-        pytest.skip(f"this version of transformers cannot build it: {error}")
-
-
 def failed(history):
     return [check.name for check in judge(history, source="a test").checks if check.result is CheckResult.FAILED]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_output_and_random_state_are_as_without_and_verify_passes(tmp_path, name):
-    case, before, recordings = ALL[name], wrapped(), []
-    drafter_of(case)
-    generate(case, tokens=2)  # transformers prunes the head of a universal assistant once, and draws for it
+    case, before, recordings = buildable(ALL[name]), wrapped(), []
     without = generate(case)
     history = recorded(tmp_path / "run.jsonl", lambda: recordings.append(generate(case)))
     assert recordings == [without]
@@ -99,24 +89,30 @@ def test_an_accepted_token_that_the_end_cuts_behind_is_told(tmp_path):
     assert any(part.emitted <= part.verdict.accepted for part in last), "no accepted draft was the last token"
 
 
+class AtThirdPut(BaseStreamer):
+    """Does something when a text comes for the third time."""
+
+    def __init__(self, act):
+        self.act, self.puts = act, 0
+
+    def put(self, value):
+        self.puts += 1
+        if self.puts == 3:
+            self.act()
+
+    def end(self): ...
+
+
+def enough():
+    raise RuntimeError("enough")
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_script_that_raises_leaves_transformers_as_it_was(tmp_path, name):
-    class Raises(BaseStreamer):
-        def __init__(self):
-            self.puts = 0
-
-        def put(self, value):
-            self.puts += 1
-            if self.puts == 3:
-                raise RuntimeError("enough")
-
-        def end(self): ...
-
-    case, before = ALL[name], wrapped()
-    drafter_of(case)
+    case, before = buildable(ALL[name]), wrapped()
     target, _ = models(case.models)
     with pytest.raises(RuntimeError, match="enough"), specscope.record(tmp_path / "run.jsonl"):
-        generate(case, streamer=Raises())
+        generate(case, streamer=AtThirdPut(enough))
     assert wrapped() == before
     assert not target._forward_hooks
     assert torch.overrides._get_current_function_mode_stack() == []
@@ -126,23 +122,11 @@ def test_a_script_that_raises_leaves_transformers_as_it_was(tmp_path, name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_second_generate_inside_a_streamer_is_a_request_of_its_own(tmp_path, name):
-    class Nested(BaseStreamer):
-        def __init__(self):
-            self.puts, self.inner = 0, []
-
-        def put(self, value):
-            self.puts += 1
-            if self.puts == 3:
-                self.inner.append(generate(case, seed=5, tokens=8))
-
-        def end(self): ...
-
     def nested():
-        streamer = Nested()
-        return generate(case, streamer=streamer), streamer.inner
+        inner = []
+        return generate(case, streamer=AtThirdPut(lambda: inner.append(generate(case, seed=5, tokens=8)))), inner
 
-    case = ALL[name]
-    drafter_of(case)
+    case = buildable(ALL[name])
     without, with_it = nested(), []
     history = recorded(tmp_path / "run.jsonl", lambda: with_it.append(nested()))
     assert with_it == [without]

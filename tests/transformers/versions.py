@@ -32,18 +32,17 @@ def cell(name):
         with specscope.record(path) as recording:
             recorded = [generate(case, seed) for seed in SEEDS]
         parts = steps(read_capture(path).history)
-    if [out for out, _ in recorded] != [out for out, _ in without]:
-        return "other output"
-    if recorded != without:
-        return "other random state"
-    if recording.losses:
-        return "; ".join(recording.losses)
-    if [token for part in parts for token in part.output()] != [token for out, _ in without for token in out[12:]]:
-        return "other tokens in the capture"
     drawn = [part for part in parts if part.rule != "match" and case.arguments["do_sample"]]
-    if any(part.verdict.accepted != recounted(part) for part in drawn):
-        return "accepted counts that its coins do not give"
-    return "untouched" if any(len(part.tree) for part in parts) else "nothing drafted"
+    made = [token for out, _ in without for token in out[12:]]
+    wrong = {
+        "other output": [out for out, _ in recorded] != [out for out, _ in without],
+        "other random state": recorded != without,
+        "; ".join(recording.losses): bool(recording.losses),
+        "other tokens in the capture": made != [token for part in parts for token in part.output()],
+        "accepted counts that its coins do not give": any(part.verdict.accepted != recounted(part) for part in drawn),
+        "nothing drafted": not any(len(part.tree) for part in parts),
+    }
+    return next((words for words, is_so in wrong.items() if is_so), "untouched")
 
 
 def cells():

@@ -6,6 +6,9 @@ would be missing in a fork.
 
 JOB: {"model", "speculation", "engine", "v2", "chunk", "go", "runs": [{"name", "faults", "gather", "prompts", "params":
 [one for each prompt]}]}. With "go", a file, each prompt of the only run waits for it, and runs alone, in this process.
+
+`python inside.py JOB`, which `locate` starts, is specscope.vllm.again in a vLLM that somebody patched. PLANTED: how, as
+JSON, {"faults", "mended"}.
 """
 
 import atexit
@@ -43,10 +46,13 @@ def mend():
     module.expand_batch_to_tokens = expand_batch_to_tokens
 
 
-def started(job):
-    """vLLM, mended."""
+def prepared(job, *, mended=True, faults=()):
+    """vLLM's modules before there is an engine. `faults`: these are planted for good; None: all, behind their switches.
+
+    V2's runner needs Triton's interpreter on a CPU.
+    """
     if job.get("v2"):
-        import interpreted  # beside this file
+        import interpreted  # beside this file, as is what follows
 
         interpreted.prepare()
         interpreted.complete()
@@ -54,11 +60,17 @@ def started(job):
             import vllm.v1.worker.gpu.spec_decode.rejection_sampler as v2
 
             v2.get_max_chunk_logits = lambda vocab_size: job["chunk"]
-    mend()
-    if any(run.get("faults") for run in job["runs"]):
-        import faults
+    if mended:
+        mend()
+    if faults != ():
+        from faults import plant
 
-        faults.plant()
+        plant(faults)
+
+
+def started(job):
+    """vLLM, mended."""
+    prepared(job, faults=None if any(run.get("faults") for run in job["runs"]) else ())
     from vllm import LLM
 
     options = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 4, "enforce_eager": True}
@@ -137,7 +149,14 @@ def forked(llm, run, folder):
 
 
 def main():
-    job, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    job = json.loads(Path(sys.argv[1]).read_text())
+    if len(sys.argv) == 2:
+        prepared(job, **json.loads(os.environ.get("PLANTED", "{}")))
+        from specscope.vllm.again import run
+
+        run(job)
+        return
+    folder = Path(sys.argv[2])
     if job.get("go"):
         (run,) = job["runs"]
         (folder / f"{run['name']}.json").write_text(json.dumps(answered(started(job), run, job["go"])))

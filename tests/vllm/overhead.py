@@ -14,7 +14,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from inside import mend  # beside this file; it sets what vLLM reads
+from inside import started  # beside this file; it sets what vLLM reads
 
 PROMPTS = [
     *("The capital of France is", "def fibonacci(n):\n    if n <", "Once upon a time there was a"),
@@ -37,18 +37,11 @@ def wrapped():
 def main():
     model, head = sys.argv[1:3]
     rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
-    mend()
-    from vllm import LLM, SamplingParams
+    head = {"method": "eagle3", "model": head, "num_speculative_tokens": 3}
+    quiet = {"max_num_seqs": 8, "disable_log_stats": True, "per_request_spec_decode_metrics": "none"}
+    llm = started({"model": model, "speculation": head, "engine": quiet, "runs": []})
+    from vllm import SamplingParams
 
-    llm = LLM(
-        model=model,
-        dtype="float32",
-        max_model_len=1024,
-        max_num_seqs=8,
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        speculative_config={"method": "eagle3", "model": head, "num_speculative_tokens": 3},
-    )
     hooks = wrapped()
     print(f"{len(hooks)} functions wrapped")
 

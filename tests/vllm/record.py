@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.vllm.planted import ENGINES, HERE, RUNS, Run, file_name
 
@@ -31,17 +31,23 @@ def record(folder: Path, runs: Iterable[Run], python: str, *, plugin: bool = Tru
         run_inside(folder, job, python, f"{name.replace(' ', '-')}.log", plugin=plugin, FAULT_KNOWN=known)
 
 
+def start(
+    folder: Path, job: dict[str, Any], python: str, log: IO[str], out: int | IO[str], **variables: str
+) -> subprocess.Popen[str]:
+    """inside.py with a job, in a folder that it writes to. `log`, `out`: where its errors and its output go."""
+    (folder / "job.json").write_text(json.dumps(job))
+    command = [python, "-P", str(HERE / "inside.py"), str(folder / "job.json"), str(folder)]
+    return subprocess.Popen(command, env=clean_environment(**variables), stdout=out, stderr=log, text=True)
+
+
 def run_inside(
     folder: Path, job: dict[str, Any], python: str, log_name: str = "vllm.log", *, plugin: bool = True, **more: str
 ) -> None:
     """Run a job of inside.py; what it writes is moved to a folder as it comes, so that a fault leaves the rest."""
     with tempfile.TemporaryDirectory() as work, open(folder / log_name, "w") as log:
-        (Path(work) / "job.json").write_text(json.dumps(job))
-        environment = clean_environment(**more) | ({"SPECSCOPE_CAPTURE": f"{work}/run.jsonl"} if plugin else {})
-        command = [python, "-P", str(HERE / "inside.py"), f"{work}/job.json", work]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
+        more |= {"SPECSCOPE_CAPTURE": f"{work}/run.jsonl"} if plugin else {}
+        with start(Path(work), job, python, log, subprocess.PIPE, **more) as process:
+            for line in process.stdout or ():
                 log.write(line)
                 if line.startswith("ran "):
                     name, status = line.split()[1].rstrip(":"), line.split()[-1]

@@ -13,7 +13,6 @@ import sys
 import tempfile
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from inspect import Parameter, Signature
 from pathlib import Path
 from threading import Event
 from types import ModuleType, SimpleNamespace
@@ -28,6 +27,7 @@ from specscope.vllm import known, plugin
 from specscope.vllm.known import ENDS
 from specscope.vllm.v1 import debugger
 from specscope.vllm.v1 import runner as v1_runner
+from tests.support.sources import by_name
 
 V, SLOTS, BLOCK, BLOCKS = 12, 8, 4, 4097
 PROMPT = (1, 2, 3, 5, 4, 7)
@@ -301,21 +301,9 @@ def block(p, q, drafts):
     return h, before
 
 
-def by_name(module, name):
+def as_vllm(module, name):
     """Makes a function of vLLM's parameters of one that takes them all as one object."""
-    names = known.parameters_of(module, name)
-
-    def make(function):
-        def called(*args, **kwargs):
-            given = dict(zip(names, args, strict=False)) | kwargs
-            own = [given.pop("self")] if "self" in given else []
-            return function(*own, SimpleNamespace(**given))
-
-        called.__signature__ = Signature([Parameter(each, Parameter.POSITIONAL_OR_KEYWORD) for each in names])
-        called.__name__ = name.rpartition(".")[2]
-        return called
-
-    return make
+    return by_name(name, known.parameters_of(module, name))
 
 
 class Sampler:
@@ -341,7 +329,7 @@ class RejectionSampler:
         return SimpleNamespace(sampled_token_ids=sampled)
 
 
-@by_name(known.REJECTION, "rejection_sample")
+@as_vllm(known.REJECTION, "rejection_sample")
 def rejection_sample(given):
     if not given.sampling_metadata.all_greedy:
         module, told = sys.modules[known.REJECTION], given.sampling_metadata
@@ -356,7 +344,7 @@ def generate_uniform_probs(num_tokens, num_draft_tokens, generators, device):
     return generators.step.coins[generators.step.judging].double()
 
 
-@by_name(known.REJECTION, "sample_recovered_tokens")
+@as_vllm(known.REJECTION, "sample_recovered_tokens")
 def sample_recovered_tokens(given):
     return given.target_probs.argmax(-1)
 
@@ -432,7 +420,7 @@ class V2Sampler:
         slots = b.expanded_idx_mapping, b.idx_mapping, b.idx_mapping_np
         self.sample(logits, *slots, b.positions, b.input_ids, b.expanded_local_pos, None)
 
-    @by_name(known.V2_PLAIN, "Sampler.sample")
+    @as_vllm(known.V2_PLAIN, "Sampler.sample")
     def sample(self, given):
         step, slots = self.engine.runner.step, (given.expanded_idx_mapping, given.idx_mapping_np)
         self._sample_random(step.processed, *slots, given.pos, None, None, False)
@@ -459,7 +447,7 @@ class V2RejectionSampler:
             behind = b.expanded_local_pos[low:high], None, tokens
             self._verify(logits[low:high], draft_logits, tokens, b.positions[low:high], ends, *slots, *behind)
 
-    @by_name(known.V2_REJECTION, "RejectionSampler._verify")
+    @as_vllm(known.V2_REJECTION, "RejectionSampler._verify")
     def _verify(self, given):
         step, slots = self.engine.runner.step, given.idx_mapping.tolist()
         some = [row for row, request in enumerate(step.requests) if request.slot in slots]
@@ -480,7 +468,7 @@ class DraftModelSpeculator:
     def compute_draft_logits(self, hidden_states, spec_step_idx):
         raise NotImplementedError
 
-    @by_name(known.V2_DRAFTER, "DraftModelSpeculator.sample_draft")
+    @as_vllm(known.V2_DRAFTER, "DraftModelSpeculator.sample_draft")
     def sample_draft(self, given):
         logits = self.compute_draft_logits(given.hidden_states, 0)
         if given.draft_logits is not None:

@@ -11,7 +11,7 @@ import pytest
 from specscope.trace.inside.hooking import ErrorGuard, signatures, wrap
 from specscope.vllm import known
 from specscope.vllm.plugin import checked
-from tests.support.skeletons import skeleton
+from tests.support.sources import skeleton
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.environ.get("SPECSCOPE_VLLM_SOURCE", "")

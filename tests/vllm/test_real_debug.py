@@ -5,8 +5,8 @@ SPECSCOPE_VLLM_PYTHON=/path/to/vllm/bin/python pytest -m slow tests/vllm/test_re
 
 import json
 import re
-import subprocess
 import time
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -16,7 +16,7 @@ from specscope.errors import UserError
 from specscope.remote.debug_socket import AttachedCommands
 from specscope.trace.wire.reading import read_capture
 from tests.vllm import planted
-from tests.vllm.record import clean_environment
+from tests.vllm.record import start
 from tests.vllm.served import PYTHON
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
@@ -27,22 +27,17 @@ PROMPTS = ["The capital of France is", "The best way to learn a language is"]
 class Vllm:
     """A vLLM that waits for its prompts, with the debugger's socket."""
 
-    def __init__(self, folder, *, processes, tokens=80, timeout=None):
+    def __init__(self, folder, *, processes, tokens=80, **variables):
         """It samples if it is one process."""
         self.folder, self.socket, self.capture = folder, folder / "debug.sock", folder / "run.jsonl"
         params = {"temperature": 0} if processes else {"temperature": 0.8, "seed": 7}
         params |= {"max_tokens": tokens, "ignore_eos": True}
         run = {"name": "out", "prompts": PROMPTS, "params": [params] * len(PROMPTS)}
         job = planted.bundled(planted.eagle(3, planted.BUNDLED_HEAD)).job() | {"go": str(folder / "go"), "runs": [run]}
-        (folder / "job.json").write_text(json.dumps(job))
-        variables = {"SPECSCOPE_CAPTURE": str(self.capture), "SPECSCOPE_DEBUG_SOCKET": str(self.socket)}
+        variables |= {"SPECSCOPE_CAPTURE": str(self.capture), "SPECSCOPE_DEBUG_SOCKET": str(self.socket)}
         variables["SPECSCOPE_TEST_PROCESSES"] = str(int(processes))
-        if timeout is not None:
-            variables["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] = str(timeout)
         self.log = (folder / "vllm.log").open("w+")
-        command = [PYTHON, "-P", str(planted.HERE / "inside.py"), str(folder / "job.json"), str(folder)]
-        environment = clean_environment(**variables)
-        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
+        self.process = start(folder, job, PYTHON, self.log, self.log, **variables)
 
     def attach(self):
         end = time.monotonic() + LOAD_SECONDS
@@ -69,15 +64,8 @@ class Vllm:
 
 @pytest.fixture
 def vllm(tmp_path):
-    made = []
-
-    def make(**settings):
-        made.append(Vllm(tmp_path, **settings))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(closing(Vllm(tmp_path, **settings)))
 
 
 def step_of(client):
@@ -118,7 +106,7 @@ def test_stop_at_an_unlikely_rejection_look_and_go_on(vllm, processes):
 
 
 def test_it_goes_on_before_its_engine_gives_up(vllm):
-    one = vllm(processes=True, tokens=100, timeout=6)
+    one = vllm(processes=True, tokens=100, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS="6")
     client = one.attach()
     client.run("break reject if p < 0.1")
     one.start()

@@ -2,13 +2,12 @@
 
 SPECSCOPE_VLLM_PYTHON=/path/to/vllm/bin/python pytest -m slow tests/vllm/test_real_locate.py
 
-A capture of each engine is recorded once, of a healthy vLLM; then vLLM runs it again with a fault (again_planted.py).
+A capture of each engine is recorded once, of a healthy vLLM; then vLLM runs it again with a fault (inside.py).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,68 +20,27 @@ from specscope.errors import UserError
 from specscope.measure.locate.vllm import Again, locate_vllm
 from specscope.trace.history.history import History
 from specscope.trace.inside.settings import CAPTURE
-from specscope.trace.record.params import SamplingParams
 from specscope.trace.wire.reading import read_capture
-from tests.faults.models import story
 from tests.vllm.faults import FAULTS
 from tests.vllm.models import TARGET
-from tests.vllm.planted import HERE, SAMPLED, drafting, eagle, ngram
+from tests.vllm.planted import HERE, HOT, HOTTEST, WARM, Run, file_name
+from tests.vllm.record import record
 from tests.vllm.served import PYTHON
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
-QUIET = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "FAULT_KNOWN": "74"}
-EAGLE, MODEL = eagle(3), drafting(3)
-
-
-@dataclass(frozen=True)
-class Engine:
-    """A vLLM, and what it is asked."""
-
-    speculation: dict[str, Any]
-    v2: bool = False
-    batched: int = 256  # tokens of a step at most
-    requests: int = 4
-    characters: int = 60  # of a prompt
-    tokens: int = 24
-    temperature: float = 0
-    top_p: float = 1
-
-    @property
-    def draft(self) -> ModelSource | None:
-        """Its drafter's model."""
-        model = self.speculation.get("model")
-        return None if model is None else ModelSource(model, Path(model).name)
-
-    def job(self, tokens_of: Any) -> dict[str, Any]:
-        """For specscope.vllm.again."""
-        texts = [story(10**7 + number, self.characters) for number in range(self.requests)]
-        plain = SamplingParams(self.temperature, top_p=self.top_p, ignore_eos=True)
-        params = [replace(plain, seed=seed) for seed in range(1, 1 + self.requests)]
-        engine = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "enable_prefix_caching": False}
-        return {
-            "v2": self.v2,
-            "model": str(TARGET),
-            "speculation": self.speculation,
-            "engine": engine | {"max_num_batched_tokens": self.batched},
-            "requests": [
-                {"prompt": tokens_of(text), "params": own.to_dict(), "tokens": self.tokens, "seeded": not own.greedy}
-                for text, own in zip(texts, params, strict=True)
-            ],
-        }
-
-
-SHORT: dict[str, Any] = {"requests": 2, "characters": 40, "tokens": 12}
+USUAL: dict[str, Any] = {"requests": 4, "tokens": 24}
+SHORT: dict[str, Any] = {"requests": 2, "tokens": 12, "prompt": 40}
 ENGINES = {
-    "eagle": Engine(EAGLE),
-    "eagle sampled": Engine(EAGLE | SAMPLED, temperature=0.9),
-    "eagle chunks": Engine(EAGLE, batched=48, characters=150, tokens=16),
-    "model": Engine(MODEL),
-    "model sampled": Engine(MODEL | SAMPLED, temperature=1.5),
-    "model top-p": Engine(MODEL, temperature=2.0, top_p=0.5, requests=8, tokens=96),
-    "ngram": Engine(ngram(3, 3)),
-    "v2 eagle": Engine(EAGLE, v2=True, **SHORT),
-    "v2 model": Engine(MODEL, v2=True, **SHORT),
-    "v2 chunks": Engine(EAGLE, v2=True, batched=32, requests=2, characters=80, tokens=8),
+    "eagle": Run("eagle", "eagle", **USUAL),
+    "eagle sampled": Run("eagle sampled", "eagle sampled", WARM, **USUAL),
+    "eagle chunks": Run("eagle chunks", "eagle chunks", requests=4, tokens=16, prompt=150),
+    "model": Run("model", "model", **USUAL),
+    "model sampled": Run("model sampled", "model sampled", HOT, **USUAL),
+    "model top-p": Run("model top-p", "model", HOTTEST | {"top_p": 0.5}, requests=8, tokens=96),
+    "ngram": Run("ngram", "ngram", **USUAL),
+    "v2 eagle": Run("v2 eagle", "v2 eagle", **SHORT),
+    "v2 model": Run("v2 model", "v2 model", **SHORT),
+    "v2 chunks": Run("v2 chunks", "v2 prompts in chunks", requests=2, tokens=8, prompt=80),
 }
 BASE = "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer"
 T, D, V, W = Stage.TARGET, Stage.DRAFTER, Stage.VERDICT, Stage.DRAWS
@@ -137,40 +95,33 @@ PLANTED = [
 ]
 
 
-def again(faults: list[str], *, mend: bool = True) -> Again:
-    """vLLM with faults in it. `mend`: its own, of sampled rows on a CPU."""
-    command = (PYTHON, "-P", str(HERE / "again_planted.py"))
-    return Again(command, QUIET | {"PLANTED": json.dumps({"faults": faults, "mend": mend})})
+def again(faults: list[str], *, mended: bool = True) -> Again:
+    """vLLM with faults in it. `mended`: its own, of sampled rows on a CPU."""
+    planted = json.dumps({"faults": faults, "mended": mended})
+    return Again((PYTHON, "-P", str(HERE / "inside.py")), {"FAULT_KNOWN": "74", "PLANTED": planted})
 
 
 @pytest.fixture(scope="session")
 def captures(tmp_path_factory):
     """Gives an engine's capture."""
-    made: dict[str, Any] = {}
-
-    def of(name: str):
-        if name not in made:
-            made[name] = recorded(name, tmp_path_factory.mktemp("captures") / "run")
-        return made[name]
-
-    return of
+    folder = tmp_path_factory.mktemp("captures")
+    return lambda name: recorded(name, folder)
 
 
 def recorded(name: str, folder: Path) -> History:
     """The capture of an engine, which is made in a folder where it is not there yet."""
-    from transformers import AutoTokenizer
-
-    capture = folder / "run.jsonl"
+    run = ENGINES[name]
+    capture = folder / f"{file_name(run)}.jsonl"
     if not capture.exists():
-        folder.mkdir(parents=True)
-        tokenizer = AutoTokenizer.from_pretrained(str(TARGET))
-        again([]).run(ENGINES[name].job(lambda text: tokenizer(text)["input_ids"]), folder, inside="", mib=1)
+        folder.mkdir(parents=True, exist_ok=True)
+        record(folder, [run], PYTHON)
     return read_capture(capture).history
 
 
 def located(captures, name: str, faults: list[str], vllm: Again | None = None):
-    target = ModelSource(str(TARGET), "target")
-    return locate_vllm(captures(name), target, ENGINES[name].draft, vllm or again(faults))
+    draft = ENGINES[name].draft
+    head = None if draft is None else ModelSource(str(draft), draft.name)
+    return locate_vllm(captures(name), ModelSource(str(TARGET), "target"), head, vllm or again(faults))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +152,7 @@ def test_the_token_behind_a_prefill_chunk_is_located_where_vllm_makes_it(capture
 
 def test_the_parameters_of_drafted_rows_are_located_where_vllm_leaves_them_unwritten(captures):
     """vLLM's own in 0.32.0 on a CPU: its operator writes them into a copy."""
-    first = located(captures, "model top-p", [], again([], mend=False)).located[0]
+    first = located(captures, "model top-p", [], again([], mended=False)).located[0]
     assert (first.operation.stage, first.operation.name) == (Stage.SAMPLING, "parameters")
     assert first.operation.code == "vllm.v1.sample.rejection_sampler.expand_batch_to_tokens"
     assert first.explained == first.differing > 0
@@ -216,6 +167,6 @@ def test_a_healthy_vllm_has_nothing_located(captures, name):
 
 def test_what_is_said_where_vllm_does_not_run(captures, tmp_path):
     with pytest.raises(UserError, match=r"vLLM could not be run again: .*No module named"):
-        located(captures, "eagle", [], Again((PYTHON, "-P", "-m", "no_such_module"), QUIET))
+        located(captures, "eagle", [], Again((PYTHON, "-P", "-m", "no_such_module"), {}))
     with pytest.raises(UserError, match="cannot start /no/such/python: No such file"):
         located(captures, "eagle", [], Again(("/no/such/python",), {CAPTURE: str(tmp_path)}))

@@ -19,7 +19,7 @@ from specscope.trace.record.records import FinalKind
 from specscope.vllm import known
 from tests.vllm import interpreted
 from tests.vllm.small import SLOTS, Request, Speculation, V2Sampler, params, parts, record
-from tests.vllm.sources import ADAPTIVE, REJECTION, modules
+from tests.vllm.sources import ADAPTIVE, REJECTION, sources
 from tests.vllm.test_recording import failed
 
 SOURCES = os.environ.get("SPECSCOPE_VLLM_SOURCE", "")
@@ -35,13 +35,13 @@ K = 3
 @pytest.fixture(params=SOURCES.split(os.pathsep), scope="module")
 def vllm(request):
     """(The module of the rejection sampler, that of adaptive verification.)"""
-    builder = interpreter.InterpreterBuilder
-    before = {name: getattr(builder, name) for name in ("create_masked_load", "create_masked_store")}
-    interpreted.take_integer_masks()
-    with modules(Path(request.param), REJECTION, ADAPTIVE) as loaded:
-        yield loaded
-    for name, function in before.items():
-        setattr(builder, name, function)
+    builder, own = interpreter.InterpreterBuilder, sources(Path(request.param))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("create_masked_load", "create_masked_store"):
+            patch.setattr(builder, name, getattr(builder, name))
+        interpreted.take_integer_masks()
+        yield own.load(patch, REJECTION, ADAPTIVE)
+    own.forget()
 
 
 @dataclass
