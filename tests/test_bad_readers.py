@@ -55,7 +55,7 @@ def in_file(read):
 
 
 def prompts(path):
-    return read_prompts(path, SamplingParams(), raw=False)
+    return read_prompts(path, PromptSpec("", SamplingParams()))
 
 
 def row_of(text):

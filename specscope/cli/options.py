@@ -333,7 +333,7 @@ def read_specs(
     which quotes nothing of a prompt where texts are left out.
     """
     try:
-        specs = prompt_specs(prompts, file, params, **how, **more, tell=lambda line: say(f"specscope: {line}"))
+        specs = prompt_specs(prompts, file, PromptSpec("", params, **how), lambda x: say(f"specscope: {x}"), **more)
     except UserError as error:
         if privacy is Privacy.EVERYTHING:
             raise

@@ -19,7 +19,7 @@ from specscope.cli.help import verb
 from specscope.cli.options import X_RULE, flag, whole_from
 from specscope.cli.streams import say
 from specscope.engine.config import DEFAULT_TREES
-from specscope.engine.prompts import read_prompts
+from specscope.engine.prompts import PromptSpec, read_prompts
 from specscope.errors import UserError
 from specscope.plans.costs import Costs, read_costs, write_costs
 from specscope.plans.plan import LONGEST, TreePlan, describe, parse_plan, plan_dict, translated
@@ -68,7 +68,7 @@ def tune(captures: tuple[str, ...], batch: int, nodes: int, costs: str | None, *
     if prompts is not None and not check:
         raise UserError("--prompts needs --check")
     if prompts is not None and prompts != "-":
-        read_prompts(prompts, SamplingParams(), raw=False)  # errors in them are reported before costs are measured
+        read_prompts(prompts, PromptSpec("", SamplingParams()))  # errors in them are reported before costs are measured
     if costs is not None and not os.path.exists(costs):  # never raises, and no name is no file
         check_output(costs, "--costs", captures, FIGURES)
     wanted = {str(plan): plan for plan in map(parse_plan, asked)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -40,6 +40,7 @@ from specscope.speculate.drafters.model_drafter import DraftModel, ModelDrafter
 from specscope.speculate.drafters.mtp import Mtp
 from specscope.speculate.drafters.own import DrafterSetup, OwnDrafter
 from specscope.speculate.drafters.text import NgramDrafter, SuffixDrafter
+from specscope.speculate.named import NamedCode
 from specscope.speculate.verify.verifier import warm_up_verdicts
 from specscope.trace.record.draft_vocabulary import pack
 from specscope.trace.record.params import SamplingParams
@@ -101,7 +102,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         given = models_given(config)  # a hub name's files may have come only now
     if isinstance(drafter, OwnDrafter):
         given = given | {"draft_digest": drafter.source + given["draft_digest"]}  # of its code, then of its model
-    info = _run_info(config, target, drafter, max_context, blocks, ran_by, given)
+    info = _run_info(config, runner, drafter, max_context, given | {"backend": ran_by})
     return Parts(runner, drafter, tokenizer, read_vocabulary(tokenizer), max_context, info)
 
 
@@ -144,7 +145,8 @@ def make_drafter(
     plan, room = config.plan or parse_plan(OWN_TREE), drafter_blocks(config, blocks)
     if config.is_own:
         setup = DrafterSetup(target, tokenizer, plan, config.draft_model, room, backend)
-        return OwnDrafter(config.load_drafter(), config.drafter, setup)
+        own: Any = config.own.load("--drafter") if isinstance(config.own, NamedCode) else config.own
+        return OwnDrafter(own, config.drafter, setup)
     if config.drafter == "none":
         return Drafter()
     if config.drafter == "ngram":
@@ -158,23 +160,18 @@ def make_drafter(
         loaded = loaded or _draft_model(config, target, tokenizer, progress)
         drafter = DraftModel(ModelRunner(loaded, room, backend=backend), plan)
     else:
-        load, run, kind = HEADS[config.drafter]
-        runner = run(loaded or load(config.head, target), target, room, backend)
+        runner: Any
+        kind: Callable[..., ModelDrafter]
+        if config.drafter == "mtp":
+            runner, kind = MtpRunner(loaded or load_mtp(target), target, room, backend), Mtp
+        elif config.drafter == "dflash":
+            runner, kind = DFlashRunner(loaded or load_dflash(config.head, target), target, room, backend), DFlash
+        else:
+            runner = HeadRunner(loaded or load_head(config.head, target), target, room, backend)
+            kind = Eagle if runner.head.config.mask_token is None else ParallelEagle
         drafter = kind(runner, plan, target.max_context, notes_features=evidence(config, target) == "full")
     drafter.cache.pool.keep_apart(config.max_batch)
     return drafter
-
-
-# By the name of the kind: what loads it from a folder, for a target; what runs it; and what drafts with that
-HEADS: Mapping[str, tuple[Callable[[str, LoadedModel], Any], Callable[..., Any], Callable[..., ModelDrafter]]] = {
-    "eagle": (lambda folder, target: load_head(folder, target), HeadRunner, lambda *a, **n: _eagle(*a, **n)),
-    "dflash": (lambda folder, target: load_dflash(folder, target), DFlashRunner, DFlash),
-    "mtp": (lambda _, target: load_mtp(target), MtpRunner, Mtp),
-}
-
-
-def _eagle(runner: HeadRunner, *arguments: Any, **named: Any) -> ModelDrafter:  # noqa: ANN401
-    return (Eagle if runner.head.config.mask_token is None else ParallelEagle)(runner, *arguments, **named)
 
 
 def _draft_model(
@@ -209,16 +206,11 @@ def evidence(config: EngineConfig, target: LoadedModel) -> str:
 
 
 def _run_info(
-    config: EngineConfig,
-    target: LoadedModel,
-    drafter: Drafter,
-    max_context: int,
-    blocks: int,
-    ran_by: str,
-    given: dict[str, Any],
+    config: EngineConfig, runner: ModelRunner, drafter: Drafter, max_context: int, given: dict[str, Any]
 ) -> RunInfo:
+    """`given`: the fields that its models and its kernels give."""
+    target, model, d2t = runner.loaded, drafter.runner, drafter.d2t
     on_gpu = target.device.type == "cuda"
-    model, d2t = drafter.runner, drafter.d2t
     return RunInfo(
         run_id=uuid.uuid4().hex,
         target=target.name,
@@ -228,11 +220,10 @@ def _run_info(
         tree="" if config.plan is None else str(config.plan),
         device=torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or platform.machine(),
         dtype=str(target.dtype).removeprefix("torch."),
-        backend=ran_by,
         seed=0,
         eos_tokens=target.eos,
         max_context=max_context,
-        blocks=blocks,
+        blocks=runner.cache.pool.blocks,
         block_size=BLOCK_SIZE,
         params=SamplingParams().to_dict(),
         versions={

@@ -27,6 +27,7 @@ from specscope.trace.record.rules import BLOCK, LOSSY, RULES, STANDARD, is_lossy
 from specscope.whole_file import read_object
 
 DRAFTERS = ("auto", *RUN_HERE, "none")
+NAMED = (("drafter", "own", DRAFTERS, "module:Class"), ("rule", "own_rule", RULES, "module:function"))  # or code
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
 DEFAULT_TREES = {kind.name: kind.tree for kind in KINDS if kind.runs}
 MOST_THREADS = os.cpu_count() or 1
@@ -115,15 +116,11 @@ class EngineConfig:
     own_rule: Callable[[NodeTrial], Any] | NamedCode | None = None  # a rule that is none of RULES
 
     def __post_init__(self) -> None:
-        for name, own in (("drafter", "own"), ("rule", "own_rule")):
-            if callable(given := getattr(self, name)):
-                object.__setattr__(self, own, given)
-                object.__setattr__(self, name, name_of(given))
+        for named in NAMED:
+            self._take_named(*named)
         for name in ("target", "draft_model", "tree", "device"):
             if getattr(self, name) == "":
                 raise UserError(f"--{name.replace('_', '-')} is empty: give a value, or leave the flag out")
-        _check_named("drafter", self.drafter, self.own, DRAFTERS, "module:Class")
-        _check_named("rule", self.rule, self.own_rule, RULES, "module:function")
         if is_lossy(self.rule):
             raise UserError(f"--rule {short(self.rule)}: {LOSSY}:NAME is a rule of another engine: rename your module")
         if self.drafter == "auto":
@@ -152,6 +149,19 @@ class EngineConfig:
             object.__setattr__(self, name, None if value is None else checked(value, kind, name))
         _ = self.draft_layers, self.plan  # what cannot be read is refused before anything is loaded
 
+    def _take_named(self, what: str, own: str, known: Sequence[str], form: str) -> None:
+        """Keep code of somebody's own by its name. Refuses a name that nobody gave leave to import, and is unknown."""
+        if callable(given := getattr(self, what)):
+            object.__setattr__(self, own, given)
+            object.__setattr__(self, what, name_of(given))
+        name, code = getattr(self, what), getattr(self, own)
+        if name in known or (code is not None and name_of(code) == name):
+            return
+        refuse_gone(name.partition(":")[0])
+        if is_named(name):
+            raise UserError(f"the {what} {short(name)} is imported only if --{what} names it")
+        raise UserError(f"unknown {what} {short(name)}: use {', '.join(known)} or {form}")
+
     def _pick_drafter(self) -> str:
         """A model that was given drafts; the default target has a head of its own."""
         if self.draft_model is not None:
@@ -163,11 +173,6 @@ class EngineConfig:
     def is_own(self) -> bool:
         """Whether a class of the user's drafts."""
         return self.drafter not in DRAFTERS
-
-    def load_drafter(self) -> Callable[..., Any]:
-        """What makes the user's drafter, imported where it was named. Raises UserError."""
-        assert self.own is not None
-        return self.own.load("--drafter") if isinstance(self.own, NamedCode) else self.own
 
     def load_rule(self) -> OwnRule | None:
         """The rule of somebody's own, imported where it was named; None of one of RULES. Raises UserError."""
@@ -213,22 +218,10 @@ class EngineConfig:
 _NUMBERS = {name: kind for name, kind in required_types(EngineConfig).items() if base_of(kind) in (int, float)}
 
 
-def _check_named(
-    what: str, name: str, own: Callable[..., Any] | NamedCode | None, known: Sequence[str], form: str
-) -> None:
-    """Refuse a name that is none of `known`, and that nobody gave leave to import."""
-    if name in known or (own is not None and name_of(own) == name):
-        return
-    refuse_gone(name.partition(":")[0])
-    if is_named(name):
-        raise UserError(f"the {what} {short(name)} is imported only if --{what} names it")
-    raise UserError(f"unknown {what} {short(name)}: use {', '.join(known)} or {form}")
-
-
 def named_code(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of an EngineConfig as somebody wrote them: a drafter and a rule that they name may be imported."""
     found = dict[str, Any]()
-    for what, own, known in (("drafter", "own", DRAFTERS), ("rule", "own_rule", RULES)):
+    for what, own, known, _ in NAMED:
         name = settings.get(what)
         if isinstance(name, str) and name not in known and is_named(name):
             refuse_gone(name.partition(":")[0])

@@ -12,13 +12,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from specscope.engine.build import Parts, build_parts
 from specscope.engine.config import EngineConfig, named_code
 from specscope.engine.intake import Intake
 from specscope.engine.phases import Phases, StepState
-from specscope.engine.prompts import NO_KWARGS, Encoded, Prompt, PromptEncoder, PromptSpec, template_label, title_of
+from specscope.engine.prompts import NO_KWARGS, Encoded, Prompt, PromptEncoder, PromptSpec, template_label
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Room, Scheduler, SpeculationGate
 from specscope.engine.timeline import Timeline
@@ -40,6 +41,9 @@ Job = Callable[[bool], StepState | None]  # whether it is run where there is not
 Account = Callable[[StepState, int, int], StepRecord]  # ... launched_ns, read_ns
 
 
+new_worker = partial(ThreadPoolExecutor, 1, thread_name_prefix="specscope-steps")
+
+
 class Pipeline:
     """Runs an engine's steps one ahead. One thread calls it."""
 
@@ -47,7 +51,7 @@ class Pipeline:
         """`job` runs a step, on the worker; `account` makes its record, on the caller's thread."""
         self._job, self._account = job, account
         self._launched: deque[tuple[int, Future[StepState | None]]] = deque()  # when, in turn
-        self._worker: ThreadPoolExecutor | None = None
+        self._worker = new_worker()
         self._error: Exception | None = None
 
     @property
@@ -57,7 +61,6 @@ class Pipeline:
 
     def step(self) -> StepRecord:
         """Account for the next step, with the one after it launched behind it."""
-        self._worker = self._worker or ThreadPoolExecutor(1, thread_name_prefix="specscope-steps")
         record, idle = None, False
         while record is None:
             while self.flying < AHEAD:
@@ -73,9 +76,8 @@ class Pipeline:
 
     def close(self) -> None:
         """Wait for what was launched and end the worker. What has run is not accounted for."""
-        if self._worker is not None:
-            self._worker.shutdown()
-        self._worker = None
+        self._worker.shutdown()
+        self._worker = new_worker()
         self._launched.clear()
 
     def _run(self, even_idle: bool) -> StepState | None:
@@ -212,13 +214,12 @@ class Engine:
 
         `traceparent`: its caller's span. `served`: it came over HTTP. `template`: chat_template_kwargs.
         """
-        text, tokens = (prompt.text, prompt.tokens) if isinstance(prompt, Encoded) else self.encode(prompt, template)
-        labels = {**template_label(template), **(labels or {})}
+        text, tokens, title = prompt if isinstance(prompt, Encoded) else self.encode(prompt, template)
+        labels, params = {**template_label(template), **(labels or {})}, params or SamplingParams()
         self.encoder.check(tokens)
-        params = params or SamplingParams()
         self.scheduler.room.check(len(tokens), params.max_tokens)
         self.forms.check(params)
-        now, title = time.time_ns(), title_of(prompt)
+        now = time.time_ns()
         return self.intake.add(Request(name or "", text, tokens, params, labels, now, title, traceparent, served))
 
     def _note_input(self, request: Request, *, cancels: bool = False) -> None:
@@ -230,8 +231,8 @@ class Engine:
         prompt = self.turn(spec.prompt, raw=spec.raw)
         return self.add(prompt, spec.params, labels=spec.labels, template=spec.template)
 
-    def encode(self, prompt: Prompt, template: Mapping[str, Any] = NO_KWARGS) -> tuple[str, list[int]]:
-        """(text, token ids) of a prompt. `template`: chat_template_kwargs. Raises UserError."""
+    def encode(self, prompt: Prompt, template: Mapping[str, Any] = NO_KWARGS) -> Encoded:
+        """A prompt as text and token ids. `template`: chat_template_kwargs. Raises UserError."""
         return self.encoder.encode(prompt, template)
 
     def turn(self, prompt: Prompt, *, raw: bool = False) -> Prompt:

@@ -51,27 +51,6 @@ class Forms:
             raise UserError("structured_outputs: the form allows no first token")
         return Allowed(self.size, (*self.eos, *stops), params.min_tokens, state)
 
-    def prepare(self, request: Request) -> bool:
-        """Whether a request may arrive now; if not, it arrives when its grammar is compiled. Raises UserError."""
-        form = request.params.structured_outputs
-        if form is not None and self.grammars.find(form) is None:
-            self.compiling[request.id] = request, self.grammars.submit(form)
-            return False
-        request.allowed = self.allowed(request.params)
-        return True
-
-    def compiled(self) -> list[Request]:
-        """The requests whose grammars are compiled, or failed to compile."""
-        ready = [(request, future) for request, future in self.compiling.values() if future.done()]
-        for request, future in ready:
-            del self.compiling[request.id]
-            try:
-                future.result()
-                request.allowed = self.allowed(request.params)
-            except UserError as error:
-                request.refused = str(error)
-        return [request for request, _ in ready]
-
 
 class Intake:
     """The requests of one engine. `lock` is held over all that a schedule reads and a commit changes."""
@@ -82,7 +61,7 @@ class Intake:
         self.requests: dict[str, Request] = {}  # waiting and running, by id
         self.ended: list[Request] = []  # cancelled or failed between steps; reported by the next one
         self.forms = Forms(parts.vocabulary, parts.runner.loaded.vocab_size, parts.run_info.eos_tokens)
-        self._parts, self._scheduler, self._noted = parts, scheduler, noted
+        self._scheduler, self._noted = scheduler, noted
         self._names = itertools.count()
 
     def add(self, request: Request) -> str:
@@ -92,7 +71,11 @@ class Intake:
             if request.id in known:
                 raise UserError(f"a request named {request.id!r} is already running")
             request.id = request.id or next(name for i in self._names if (name := f"r{i}") not in known)
-            if self.forms.prepare(request):
+            form, forms = request.params.structured_outputs, self.forms
+            if form is not None and forms.grammars.find(form) is None:
+                forms.compiling[request.id] = request, forms.grammars.submit(form)
+            else:
+                request.allowed = forms.allowed(request.params)
                 self.arrive(request)
         return request.id
 
@@ -107,7 +90,13 @@ class Intake:
         if not (self.requests or self.ended):
             wait([future for _, future in list(self.forms.compiling.values())[:1]])  # the one that was asked for first
         with self.lock:
-            for request in self.forms.compiled():
+            for request, future in [each for each in self.forms.compiling.values() if each[1].done()]:
+                del self.forms.compiling[request.id]
+                try:
+                    future.result()
+                    request.allowed = self.forms.allowed(request.params)
+                except UserError as error:
+                    request.refused = str(error)
                 self.arrive(request)
 
     def cancel(self, name: str) -> None:
@@ -124,5 +113,4 @@ class Intake:
     def retire(self, request: Request) -> None:
         """Give a request's KV back and forget it."""
         self._scheduler.retire(request)
-        self._parts.drafter.release(request.id)
         self.requests.pop(request.id, None)

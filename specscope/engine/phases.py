@@ -20,7 +20,7 @@ from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import NO_DRAFT
 from specscope.speculate.verify.verifier import JudgedStep, Verifier, form_notes
 from specscope.speculate.verify.verifier import logprobs as raw_logprobs
-from specscope.trace.record.records import PHASES, Phase, RequestStep, StepRecord, Verdict, followed_by
+from specscope.trace.record.records import PHASES, Phase, RequestStep, StepRecord, followed_by
 
 NO_NODES = np.zeros(0, np.int32)
 LOCKED = ("schedule", "commit")  # phases that nobody may add or cancel a request meanwhile
@@ -110,8 +110,6 @@ class Phases:
         now.off = self.gate.why_off(self.scheduler.decoding) if drafts else "the drafter is none"
         now.plan = self.scheduler.schedule(time.time_ns(), drafts=not now.off)
         now.waiting = len(self.scheduler.waiting)
-        for request in now.plan.preempted:
-            self.parts.drafter.release(request.id)
         for request in now.plan.failed:
             self.intake.retire(request)
         now.finished = [*self.intake.ended, *now.plan.failed]
@@ -123,8 +121,8 @@ class Phases:
             proposed = self.parts.drafter.propose([turn.context for turn in drafting])
             now.passes = self.parts.drafter.passes
             for turn, draft in zip(drafting, proposed, strict=True):
-                turn.draft = draft
-                self.scheduler.room.keep(turn)
+                turn.draft, kept = draft, turn.request.computed + turn.feed + len(draft.tree)
+                self.parts.runner.cache.truncate(turn.request.table, kept)
 
     def forward(self, now: StepState) -> None:
         """Root and drafts of every request, and prefill chunks, as one ragged batch."""
@@ -179,9 +177,13 @@ class Phases:
             assert turn.logits is not None
             if draft is not NO_DRAFT:
                 self.parts.drafter.commit(turn.context, draft.tree, verdict)
-            self._keep_path(turn, verdict)
+            path, base = verdict.path, request.computed
+            if len(path) and not np.array_equal(path, np.arange(len(path))):
+                slots = request.table.slots(base, base + int(path.max()) + 1)
+                turn.moves = slots[path], slots[: len(path)]  # from where the tree lay to the slots after the root
+            request.computed += len(path)
             form = form_notes(turn.context, draft, turn.logits, verdict, full=self.verifier.notes)
-            tokens = [*draft.tree.token[verdict.path].tolist(), verdict.token]
+            tokens = [*draft.tree.token[path].tolist(), verdict.token]
             eos = self.parts.run_info.eos_tokens
             emitted = request.accept(tokens, eos, self.parts.max_context, self.parts.vocabulary)
             request.preceded = followed_by(verdict.kind, len(verdict.outcome), verdict.accepted)
@@ -205,11 +207,3 @@ class Phases:
             logprobs=logprobs,
         )
         request.steps += 1
-
-    def _keep_path(self, turn: Turn, verdict: Verdict) -> None:
-        """The accepted path moves from where the tree lay to the slots after the root."""
-        path, base = verdict.path, turn.request.computed
-        if len(path) and not np.array_equal(path, np.arange(len(path))):
-            slots = turn.request.table.slots(base, base + int(path.max()) + 1)
-            turn.moves = slots[path], slots[: len(path)]
-        turn.request.computed = base + len(path)

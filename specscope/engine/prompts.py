@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import orjson
@@ -55,6 +55,7 @@ ASKED = re.compile(r"(?:prompt|question|instruction|query)s?", re.IGNORECASE)  #
 CATEGORIES = ("category", "sub_category", "difficulty")  # of a data set's row, which become labels
 MESSAGES = 'a list of at most 10000 {"role": ..., "content": text}'
 NO_KWARGS: Mapping[str, Any] = {}
+Tell = Callable[[str], None]
 
 PromptText = Annotated[
     Text, Meta(min_length=1, title='"prompt"', description="text, not empty, of whole Unicode characters")
@@ -105,23 +106,16 @@ class PromptSpec:
 
 
 def prompt_specs(
-    prompts: Sequence[str],
-    file: str | None,
-    params: SamplingParams,
-    *,
-    raw: bool = False,
-    template: Mapping[str, Any] = NO_KWARGS,
-    words_are_files: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
+    prompts: Sequence[str], file: str | None, given: PromptSpec, tell: Tell, *, words_are_files: bool = False
 ) -> list[PromptSpec]:
     """The prompts of a command line: its arguments, then those of its --file. Raises UserError.
 
-    An argument that names a file stands for the prompts in it, and `tell` is given a line that says so. A single word
-    that names none is a prompt, unless `words_are_files`.
+    `given`: what is said for all of them. An argument that names a file stands for the prompts in it, and `tell` is
+    given a line that says so. A single word that names none is a prompt, unless `words_are_files`.
     """
     if not all(prompts):
         raise UserError("a prompt is empty")
-    specs, read = list[PromptSpec](), partial(read_prompts, params=params, raw=raw, template=template, tell=tell)
+    specs, read = list[PromptSpec](), partial(read_prompts, given=given, tell=tell)
     for number, text in enumerate(prompts, 1):
         if _names_file(text):
             specs += (of_file := read(text))
@@ -131,7 +125,7 @@ def prompt_specs(
             alone = "for a prompt of one word: echo WORD | specscope capture - -o FILE"
             raise UserError(f"cannot read the prompts {text}: there is no such file ({alone})")
         else:
-            specs.append(PromptSpec(checked(text, PromptText, f"prompt {number}"), params, raw=raw, template=template))
+            specs.append(dataclasses.replace(given, prompt=checked(text, PromptText, f"prompt {number}")))
     return specs if file is None else specs + read(file)
 
 
@@ -147,25 +141,18 @@ def _names_file(text: str) -> bool:
     return os.path.exists(text) or text == "-" or re.fullmatch(r"\S+\.(txt|jsonl?)", text) is not None
 
 
-def read_prompts(
-    path: str,
-    params: SamplingParams,
-    *,
-    raw: bool,
-    template: Mapping[str, Any] = NO_KWARGS,
-    tell: Callable[[str], None] = lambda _: None,
-) -> list[PromptSpec]:
+def read_prompts(path: str, given: PromptSpec, tell: Tell = lambda _: None) -> list[PromptSpec]:
     """The prompts of a file, or of standard input for `-`. Raises UserError that names the broken line.
 
-    A line without a seed of its own gets `params.seed` plus its place in the file, so that lines do not share their
+    A line without a seed of its own gets the given one plus its place in the file, so that lines do not share their
     coins.
     """
     specs, empty = list[PromptSpec](), 0
     for item, value in _values(path):
-        place, seed = f"{path}, {item}", (params.seed + len(specs)) % 2**63
-        given = PromptSpec("", dataclasses.replace(params, seed=seed), raw=raw, template=template, place=place)
+        place, seed = f"{path}, {item}", (given.params.seed + len(specs)) % 2**63
         try:
-            spec = parse_row(value, given)
+            params = dataclasses.replace(given.params, seed=seed)
+            spec = parse_row(value, dataclasses.replace(given, params=params, place=place))
         except UserError as error:
             raise UserError(f"{place}: {error}") from None
         specs += [] if spec is None else [spec]
@@ -263,16 +250,14 @@ def parse_row(value: str | bytes | dict[str, Any], given: PromptSpec) -> PromptS
     labels = {name: row[name] for name in row if name not in {*PARAM_NAMES, *RENAMED, *PromptLine.__struct_fields__}}
     if len(labels) > 64:
         raise UserError(f"a line may have 64 labels, not {len(labels)}")
-    spec = PromptSpec(
-        line.prompt or [msgspec.to_builtins(turn) for turn in line.messages],
-        SamplingParams.from_dict({**given.params.to_dict(), **params}),
-        {
-            checked(name, LabelName, "a label"): _label(f"the label {short(name)}", value)
-            for name, value in labels.items()
+    spec = dataclasses.replace(
+        given,
+        prompt=line.prompt or msgspec.to_builtins(line.messages),
+        params=SamplingParams.from_dict({**given.params.to_dict(), **params}),
+        labels={
+            checked(name, LabelName, "a label"): _label(f"the label {short(name)}", labels[name]) for name in labels
         },
-        given.raw,
-        {**given.template, **line.chat_template_kwargs},
-        given.place,
+        template={**given.template, **line.chat_template_kwargs},
     )
     if any(PLACEHOLDER in text for text in spec.texts):
         raise UserError("this row of SPEED-Bench is a placeholder: fill the file with SPEED-Bench's prepare.py")
@@ -375,13 +360,12 @@ class TooLargeError(UserError):
     """A prompt that this engine has no room for; others of the same run it may have."""
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A prompt that Engine.encode has been over: a server does that beside the engine's thread."""
+class Encoded(NamedTuple):
+    """What Engine.encode makes of a prompt: a server does that beside the engine's thread."""
 
-    text: str
+    text: str  # as it was tokenised; "" for token ids
     tokens: list[int]
-    title: str = ""
+    title: str = ""  # the last message of a conversation
 
 
 Prompt = str | Sequence[int] | Messages  # text, token ids, or chat messages
@@ -396,26 +380,31 @@ class PromptEncoder:
     max_context: int  # tokens
     longest: int  # bytes of a token
 
-    def encode(self, prompt: Prompt, template: Mapping[str, Any] = NO_KWARGS) -> tuple[str, list[int]]:
-        """(text, token ids) of a prompt: text as it is, chat messages through the model's template, or ids.
+    def encode(self, prompt: Prompt, template: Mapping[str, Any] = NO_KWARGS) -> Encoded:
+        """Text as it is, chat messages through the model's template, or token ids.
 
         `template`: chat_template_kwargs, variables of that template. Raises UserError.
         """
         self._check_size(prompt)
         is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
-        if template:
-            self._check_template(template, is_chat=is_chat)
+        if template and not is_chat:
+            raise UserError(f"{TEMPLATE} apply to chats: the prompt is plain, or this model has no chat template")
         if isinstance(prompt, str):
-            return prompt, list(self.tokenizer(prompt)["input_ids"])
+            return Encoded(prompt, list(self.tokenizer(prompt)["input_ids"]))
         if is_chat:
             if not self.tokenizer.chat_template:
                 raise UserError("chat messages need a model with a chat template: give the prompt as text")
-            text = chat_template.render(self.tokenizer, prompt, template, self.max_context * self.longest)
-            return text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            known = inspect.signature(self.tokenizer.apply_chat_template).parameters
+            if taken := sorted({*template} & {*known}):
+                raise UserError(f"{TEMPLATE}: {short(taken[0])} is not a variable of a chat template: leave it out")
+            chat: Any = prompt
+            text = chat_template.render(self.tokenizer, chat, template, self.max_context * self.longest)
+            tokens = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return Encoded(text, tokens, str(chat[-1].get("content", "")))
         tokens = [int(t) for t in prompt]  # type: ignore[arg-type]
         for bad in [t for t in tokens if not 0 <= t < self.vocab_size][:1]:
             raise UserError(f"token id {bad} is outside the vocabulary (0 to {self.vocab_size - 1})")
-        return "", tokens
+        return Encoded("", tokens)
 
     def turn(self, prompt: Prompt, *, raw: bool = False) -> Prompt:
         """Text as a chat turn of the user, where the model has a chat template and `raw` is False."""
@@ -439,19 +428,3 @@ class PromptEncoder:
         size = sum(len(str(turn.get("content"))) for turn in turns)  # in characters, each of which is a byte at least
         if size > self.max_context * self.longest:
             raise TooLargeError(f"the prompt has {size} characters, too many for the limit of {most}")
-
-    def _check_template(self, template: Mapping[str, Any], *, is_chat: bool) -> None:
-        """Refuse variables where there is no template, and those that would be arguments of transformers' function."""
-        if not is_chat:
-            raise UserError(f"{TEMPLATE} apply to chats: the prompt is plain, or this model has no chat template")
-        known = inspect.signature(self.tokenizer.apply_chat_template).parameters
-        if taken := sorted(set(template) & set(known)):
-            raise UserError(f"{TEMPLATE}: {short(taken[0])} is not a variable of a chat template: leave it out")
-
-
-def title_of(prompt: Prompt | Encoded) -> str:
-    """The last message of a conversation."""
-    if isinstance(prompt, Encoded):
-        return prompt.title
-    last = prompt[-1] if prompt and not isinstance(prompt, str) else ""
-    return str(last.get("content", "")) if isinstance(last, Mapping) else ""

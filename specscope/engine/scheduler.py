@@ -48,7 +48,7 @@ class Room:
     """The KV caches of the target and of a drafter that is a model, as the scheduler hands them out."""
 
     def __init__(self, runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
-        self.runner, self.cache = runner, runner.cache
+        self.runner, self.cache, self.drafter = runner, runner.cache, drafter
         self.model = drafter if isinstance(drafter, ModelDrafter) else None
         self.max_nodes, self.max_depth, self.max_context = drafter.max_nodes, drafter.max_depth, max_context
         self.root_alone = bool(drafter.aux_layers)  # the drafter needs the features of all before the root
@@ -86,10 +86,6 @@ class Room:
         self.give_back(request)
         return False
 
-    def keep(self, turn: Turn) -> None:
-        """Give back the rows that its draft left free."""
-        self.cache.truncate(turn.request.table, turn.request.computed + turn.feed + len(turn.draft.tree))
-
     def give_back(self, request: Request) -> None:
         """Give back what is kept for drafts: all behind the committed tokens."""
         self.cache.truncate(request.table, request.computed)
@@ -97,10 +93,9 @@ class Room:
             self.model.give_back(request.id)
 
     def free(self, request: Request) -> None:
-        """Give back everything."""
+        """Give back everything; the drafter forgets the request."""
         self.cache.truncate(request.table, 0)
-        if self.model is not None:
-            self.model.release(request.id)
+        self.drafter.release(request.id)
         request.kv_life += 1
         request.computed = 0
 

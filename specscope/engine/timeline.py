@@ -133,17 +133,13 @@ class Timeline:
         """The number of the step that ran last; -1 for none."""
         return next((m.record.step for m in reversed(self.moments[-2:]) if m.record is not None), self.floor)
 
-    def index_of(self, step: int) -> int:
-        """Where a step lies among the moments, the one that was begun among them. Raises UserError."""
+    def rewind(self, phases: Phases, step: int) -> None:
+        """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known."""
         steps = [self.step if moment.record is None else moment.record.step for moment in self.moments]
         if step not in steps:
             known = (*steps, self.step)[0]
             raise UserError(f"cannot go back to step {step}: only steps {known} to {self.step} are kept")
-        return steps.index(step)
-
-    def rewind(self, phases: Phases, step: int) -> None:
-        """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known."""
-        index = self.index_of(step)
+        index = steps.index(step)
         self.rewound, moment = True, self.moments[index]
         marks = (*moment.running, *moment.waiting)
         intake, scheduler, keep = phases.intake, phases.scheduler, {mark.request.id for mark in marks}

@@ -11,7 +11,7 @@ from specscope.analyze.audit.options import Progress
 from specscope.analyze.tune.judged import TreeRow
 from specscope.analyze.tune.tuning import Recorded, Tuning, expected
 from specscope.engine.engine import Engine
-from specscope.engine.prompts import read_prompts
+from specscope.engine.prompts import PromptSpec, read_prompts
 from specscope.errors import UserError
 from specscope.measure.prompts import PLAIN, unseen_prompts
 from specscope.measure.step_costs import PLAIN as NO_DRAFTER
@@ -72,7 +72,7 @@ def checked(
         ]
         what = f"{len(work)} prompts that the capture lacks"
     else:
-        specs = read_prompts(prompts, params, raw=False)
+        specs = read_prompts(prompts, PromptSpec("", params))
         work = [(engine.encode(engine.turn(spec.prompt), spec.template)[1], spec.params) for spec in specs]
         what = prompts
     rows = {_name(row): row for row in tuning.rows if _is_checked(row)}

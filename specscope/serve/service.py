@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from prometheus_client import Counter
 from starlette.datastructures import Headers
 
-from specscope.engine.prompts import Encoded, Prompt, title_of
+from specscope.engine.prompts import Encoded, Prompt
 from specscope.errors import UserError
 from specscope.remote.http import Limits
 from specscope.serve.calls import Call, OutputChoice, Router, TextStream
@@ -239,13 +239,9 @@ class Service:
     async def _encode(self, prompt: Prompt, template: Mapping[str, Any]) -> Encoded:
         """The prompt's tokens, computed off the event loop. Raises ApiError."""
         limit = self.engine.max_context
-
-        def encode() -> Encoded:
-            text, tokens = self.engine.encode(prompt, template)
-            return Encoded(text, tokens, title_of(prompt))
-
+        loop = asyncio.get_running_loop()
         try:
-            done = await asyncio.get_running_loop().run_in_executor(self._tokenizer, encode)
+            done = await loop.run_in_executor(self._tokenizer, self.engine.encode, prompt, template)
         except UserError as error:
             raise ApiError(400, str(error), TEMPLATE if str(error).startswith(TEMPLATE) else "prompt") from None
         if len(done.tokens) >= limit:

@@ -109,7 +109,7 @@ def test_emitted_and_accepted_are_two_figures(engines):
 
 def test_chat_messages_and_turns(engines):
     engine = engines["none"]
-    text, tokens = engine.encode([{"role": "user", "content": "hi"}])
-    assert text == "<|user|>hi<|a|>"
-    assert engine.encode(engine.turn("hi")) == (text, tokens)
+    encoded = engine.encode([{"role": "user", "content": "hi"}])
+    assert (encoded.text, encoded.title) == ("<|user|>hi<|a|>", "hi")
+    assert engine.encode(engine.turn("hi")) == encoded
     assert engine.turn("hi", raw=True) == "hi"

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specscope.engine.prompts import prompt_specs, read_prompts
+from specscope.engine.prompts import PromptSpec, prompt_specs, read_prompts
 from specscope.errors import UserError
 from specscope.trace.record.params import SamplingParams
 
 PARAMS = SamplingParams(seed=10)
+GIVEN = PromptSpec("", PARAMS)
 
 ABOUT = {"question_id": "q1", "category": "coding", "sub_category": "python", "src_id": "x", "difficulty": "easy"}
 LONG, ANSWER = "a question of some length", "an answer that has rather more to say"
@@ -31,7 +32,7 @@ def lines(*rows):
 def of(tmp_path, content):
     path = tmp_path / "data"
     path.write_bytes(content)
-    return read_prompts(str(path), PARAMS, raw=False)
+    return read_prompts(str(path), GIVEN)
 
 
 LAYOUTS = {
@@ -91,7 +92,7 @@ def test_conversations_without_text_are_left_out_and_counted(tmp_path):
     path, said = tmp_path / "data", []
     rows = [TALK, {"conversations": []}, {"conversations": [{"from": "human", "value": ""}]}]
     path.write_text(json.dumps(rows))
-    (row,) = read_prompts(str(path), PARAMS, raw=False, tell=said.append)
+    (row,) = read_prompts(str(path), GIVEN, said.append)
     assert row.prompt == LONG
     assert said == [f"{path}: 2 conversations without text left out"]
     with pytest.raises(UserError, match=r"has no prompts \(2 conversations without text\)"):
@@ -210,27 +211,27 @@ def test_an_argument_that_names_a_file_stands_for_its_prompts(tmp_path, monkeypa
     Path("some.txt").write_text("one\ntwo\n")
     Path("word").write_text("three\n")
     said = []
-    specs = prompt_specs(["a prompt", "some.txt", "word", "hello"], None, PARAMS, tell=said.append)
+    specs = prompt_specs(["a prompt", "some.txt", "word", "hello"], None, GIVEN, said.append)
     assert [spec.prompt for spec in specs] == ["a prompt", "one", "two", "three", "hello"]
     assert [spec.params.seed for spec in specs] == [10, 10, 11, 10, 10]
     assert said == [
         "some.txt is a file: decoding the 2 prompts in it",
         "word is a file: decoding the 1 prompt in it",
     ]
-    assert [s.prompt for s in prompt_specs(["no file.txt"], "word", PARAMS)] == ["no file.txt", "three"]
+    assert [s.prompt for s in prompt_specs(["no file.txt"], "word", GIVEN, print)] == ["no file.txt", "three"]
     for missing in ("none.txt", "no/where.jsonl", "p.json"):
         with pytest.raises(UserError, match=f"cannot read the prompts {missing}"):
-            prompt_specs([missing], None, PARAMS)
+            prompt_specs([missing], None, GIVEN, print)
 
 
 def test_where_words_are_files_a_prompt_has_a_space(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("word").write_text("three\n")
     Path("two words").write_text("four\n")
-    specs = prompt_specs(["Why is the sky blue?", "word", "two words"], None, PARAMS, words_are_files=True)
+    specs = prompt_specs(["Why is the sky blue?", "word", "two words"], None, GIVEN, print, words_are_files=True)
     assert [spec.prompt for spec in specs] == ["Why is the sky blue?", "three", "four"]
     with pytest.raises(UserError, match=r"hello: there is no such file \(for a prompt of one word: echo"):
-        prompt_specs(["hello"], None, PARAMS, words_are_files=True)
+        prompt_specs(["hello"], None, GIVEN, print, words_are_files=True)
 
 
 @pytest.mark.parametrize("words_are_files", [False, True])
@@ -241,9 +242,9 @@ def test_a_capture_is_no_file_of_prompts(tmp_path, monkeypatch, words_are_files,
     word = f"'{given}'" if place else given  # as a shell takes it
     how = f"specscope open {word} shows it, specscope debug {word} debugs it"
     with pytest.raises(UserError, match=f"planted.jsonl is a capture, not a file of prompts: {how}"):
-        prompt_specs([given], None, PARAMS, words_are_files=words_are_files)
+        prompt_specs([given], None, GIVEN, print, words_are_files=words_are_files)
     with pytest.raises(UserError, match="is a capture, not a file of prompts"):
-        read_prompts(CAPTURE.name, PARAMS, raw=False)
+        read_prompts(CAPTURE.name, GIVEN)
 
 
 @pytest.mark.parametrize("written", ["lines", "indented", "array", "compressed"])
@@ -255,7 +256,7 @@ def test_rows_are_read_however_they_are_written(tmp_path, written):
         "array": json.dumps(rows, indent=1),
     }.get(written, "\n\n".join(map(json.dumps, rows)))
     path.write_bytes(gzip.compress(text.encode()) if written == "compressed" else text.encode())
-    specs = read_prompts(str(path), PARAMS, raw=False)
+    specs = read_prompts(str(path), GIVEN)
     assert [(spec.prompt, spec.labels, spec.params.seed) for spec in specs] == [
         ("one", {"kind": "code", "n": "3"}, 10),
         ("one", {}, 1),
@@ -264,6 +265,6 @@ def test_rows_are_read_however_they_are_written(tmp_path, written):
 
 def test_a_line_has_template_variables_of_its_own(tmp_path):
     (tmp_path / "p").write_text('{"prompt": "a"}\n{"prompt": "b", "chat_template_kwargs": {"x": 2}}\n')
-    specs = read_prompts(str(tmp_path / "p"), PARAMS, raw=False, template={"x": 1, "y": 1})
+    specs = read_prompts(str(tmp_path / "p"), PromptSpec("", PARAMS, template={"x": 1, "y": 1}))
     assert [spec.template for spec in specs] == [{"x": 1, "y": 1}, {"x": 2, "y": 1}]
     assert specs[1].labels == {}  # the engine makes the label, of what it used

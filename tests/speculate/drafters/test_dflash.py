@@ -100,7 +100,7 @@ def test_drafts_are_those_of_transformers_own_generator(tmp_path, name):
     model.save_pretrained(target)
     head = write_dflash(tmp_path / "head", tensors, leaving=LOW, hidden_size=64, num_target_layers=4)
     engine = make(target, head)
-    (result,), (_, prompt) = engine.generate([PROMPTS[3]], params()), engine.encode(PROMPTS[3])
+    (result,), prompt = engine.generate([PROMPTS[3]], params()), engine.encode(PROMPTS[3]).tokens
     with torch.inference_mode():
         wanted = model.generate(
             torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
