@@ -13,17 +13,9 @@ DEVICE = {}
 if not Path("/dev/nvidiactl").exists():
     os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "2", "TORCHDYNAMO_DISABLE": "1"}
     DEVICE = {"device": "cpu", "prefill_attention_backend": "intel_amx", "decode_attention_backend": "intel_amx"}
-COMMON = {
-    "dtype": "float32",
-    "max_total_tokens": 4096,
-    "max_running_requests": 4,
-    "context_length": 1024,
-    "disable_cuda_graph": True,
-    "grammar_backend": "none",
-    "skip_server_warmup": True,
-    "random_seed": 7,
-    "log_level": "error",
-}
+SIZES = {"max_total_tokens": 4096, "max_running_requests": 4, "context_length": 1024}
+QUIET = {"disable_cuda_graph": True, "grammar_backend": "none", "skip_server_warmup": True, "log_level": "error"}
+COMMON = SIZES | QUIET | {"dtype": "float32", "random_seed": 7}
 
 
 def other_layers():

@@ -10,14 +10,14 @@ import sys
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import torch
 
 from specscope.sglang import hooks as known
 from specscope.trace.inside.hooking import signatures
 from tests.sglang import kernels
-from tests.support.sources import by_name
+from tests.support.sources import by_name, put
 
 VOCABULARY = 12
 EOS = 11
@@ -49,14 +49,9 @@ class Lacking(SimpleNamespace):
             raise AttributeError(name)
 
 
-class Aborted:
-    """A reason as SGLang has them."""
-
-    def __init__(self, kind, **rest):
-        self._said = {"type": kind, **rest}
-
-    def to_json(self):
-        return self._said
+def reason(kind, **rest):
+    """Why a request ended, as SGLang has it."""
+    return SimpleNamespace(to_json=lambda: {"type": kind, **rest})
 
 
 def params(**given):
@@ -78,7 +73,7 @@ class Req:
     origin_input_ids: list
     sampling_params: SimpleNamespace = field(default_factory=params)
     output_ids: array = field(default_factory=lambda: array("q"))
-    finished_reason: Aborted | None = None
+    finished_reason: SimpleNamespace | None = None
     finished_len: int | None = None
     is_retracted: bool = False
     inflight_middle_chunks: int = 0
@@ -97,10 +92,10 @@ class Req:
         before = len(self.output_ids) - new
         for place, token in enumerate(self.output_ids[before:], before + 1):
             if token == EOS:
-                self.finished_reason, self.finished_len = Aborted("stop", matched=EOS), place
+                self.finished_reason, self.finished_len = reason("stop", matched=EOS), place
                 break
         if len(self.output_ids) >= most and (self.finished_len is None or self.finished_len > most):
-            self.finished_reason, self.finished_len = Aborted("length", length=most), most
+            self.finished_reason, self.finished_len = reason("length", length=most), most
 
 
 @dataclass
@@ -178,8 +173,8 @@ def eagle_sample(given):
 
 def room(candidates, depth):
     """(Tokens by slot, the path's slots, counts) that a kernel writes."""
-    path = torch.full((len(candidates), depth), -1, dtype=torch.int32)
-    return torch.zeros(candidates.numel(), dtype=torch.int32), path, torch.empty(len(candidates), dtype=torch.int32)
+    kind, batch = {"dtype": torch.int32, "device": candidates.device}, len(candidates)
+    return torch.zeros(candidates.numel(), **kind), torch.full((batch, depth), -1, **kind), torch.zeros(batch, **kind)
 
 
 def organize_draft_results(score_list, token_list, parents_list, num_draft_token):
@@ -327,20 +322,15 @@ class Registry:
 
 
 def install(monkeypatch, spec, on_cpu=False, **replaced):
-    """Put the modules where SGLang's are. `replaced`: others of them, by the last part of the name."""
+    """Put the modules where SGLang's are. `replaced`: others of them, by name."""
     made = {
         known.VERIFY: {
-            "eagle_sample": eagle_sample,
-            "organize_draft_results": organize_draft_results,
-            "_verify_uses_greedy": _verify_uses_greedy,
-            "get_spec": lambda: spec,
-            "_is_cpu": on_cpu,
-            "_is_hip": False,
-            "_is_xpu": False,
+            **{each.__name__: each for each in (eagle_sample, organize_draft_results, _verify_uses_greedy)},
+            **{"get_spec": lambda: spec, "_is_cpu": on_cpu, "_is_hip": False, "_is_xpu": False},
         },
-        known.DRAFT: {"EagleDraftWorker": _copied(EagleDraftWorker)},
-        known.DFLASH: {"DFlashWorkerV2": _copied(DFlashWorkerV2)},
-        known.RESULTS: {"SchedulerBatchResultProcessor": _copied(SchedulerBatchResultProcessor)},
+        known.DRAFT: {"EagleDraftWorker": EagleDraftWorker},
+        known.DFLASH: {"DFlashWorkerV2": DFlashWorkerV2},
+        known.RESULTS: {"SchedulerBatchResultProcessor": SchedulerBatchResultProcessor},
         known.TREE: {"tree_speculative_sampling_target_only": kernels.target_only},
         known.CHAIN: {"chain_speculative_sampling_triton": kernels.chain},
         f"{ROOTED}.plugins.hook_registry": {"HookRegistry": Registry(), "HookType": SimpleNamespace(AROUND="around")},
@@ -351,17 +341,7 @@ def install(monkeypatch, spec, on_cpu=False, **replaced):
         },
         f"{ROOTED}.speculative.spec_utils": {"SIMULATE_ACC_LEN": 0.0},
     }
-    for name, members in made.items():
-        module = replaced.get(name.rpartition(".")[2]) or ModuleType(name)
-        for key, member in members.items():
-            if not hasattr(module, key):
-                setattr(module, key, member)
-        monkeypatch.setitem(sys.modules, name, module)
-
-
-def _copied(cls):
-    """A class of its own, so that a wrapper is not left in this one."""
-    return type(cls.__name__, (), dict(cls.__dict__))
+    put(monkeypatch, made, **replaced)
 
 
 class Engine:

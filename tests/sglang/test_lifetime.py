@@ -27,7 +27,7 @@ def taken(engine, batch, result):
 
 def ended_by(req, kind, **rest):
     """Its next step ends it."""
-    req.update_finish_state = lambda new: setattr(req, "finished_reason", stand.Aborted(kind, **rest))
+    req.update_finish_state = lambda new: setattr(req, "finished_reason", stand.reason(kind, **rest))
 
 
 def finish(engine, reqs, step=launched):
@@ -171,7 +171,7 @@ def test_a_changed_signature_is_refused_in_one_line_and_nothing_is_wrapped(recor
 
     eagle_sample.__module__ = known.VERIFY
     module.eagle_sample = eagle_sample
-    recorded(CHAIN, requests(1), modules={"eagle_utils": module}, run=lambda *_: None)
+    recorded(CHAIN, requests(1), modules={known.VERIFY: module}, run=lambda *_: None)
     (line,) = caplog.messages
     assert line.startswith("specscope: switched off: SGLang unknown is unknown to specscope: ")
     assert "eagle_sample takes (verify_input, batch, logits_output, grammar_mask, beams), not" in line

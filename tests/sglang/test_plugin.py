@@ -33,13 +33,9 @@ CASES = {
 }
 
 
-LOOKUP = replace(
-    CHAIN,
-    speculative_algorithm="NGRAM",
-    speculative_num_draft_tokens=3,
-    speculative_eagle_topk=10,  # SGLang puts the breadth of its lookups here, 10 where it is not asked for another
-    speculative_draft_model_path="",
-)
+# SGLang puts the breadth of its lookups into topk, 10 where it is not asked for another
+OF_TEXT = {"speculative_algorithm": "NGRAM", "speculative_eagle_topk": 10, "speculative_draft_model_path": ""}
+LOOKUP = replace(CHAIN, speculative_num_draft_tokens=3, **OF_TEXT)
 PADDED = replace(LOOKUP, speculative_num_draft_tokens=8)
 
 

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from specscope.sglang.verification import Verification, VerifierResult
 from specscope.trace.inside import gathered, trees
-from tests.sglang import kernels
+from tests.sglang import kernels, stand
 
 
 @st.composite
@@ -57,11 +57,9 @@ def seen(device, vocabulary=7, batch=3, tree=True):
         greedy=torch.zeros(batch, dtype=torch.bool, device=device),
         full=True,
     )
-    depth = 3 if tree else n
+    written = stand.room(made.candidates, 3 if tree else n)
     called = {
-        "predicts": torch.zeros(batch * n, dtype=torch.int32, device=device),
-        "accept_index": torch.full((batch, depth), -1, dtype=torch.int32, device=device),
-        "accept_token_num": torch.zeros(batch, dtype=torch.int32, device=device),
+        **dict(zip(("predicts", "accept_index", "accept_token_num"), written, strict=True)),
         "uniform_samples": torch.rand(batch, n, device=device),
         "uniform_samples_for_final_sampling": torch.rand(batch, device=device),
         "target_probs": logits.softmax(-1).view(batch, n, -1),

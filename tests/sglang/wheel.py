@@ -52,7 +52,7 @@ def install(monkeypatch, source, spec):
     results = loaded[3]
     results.get_server_return_hidden_states_mode = lambda: 0
     results.SchedulerBatchResultProcessor._handle_finish_state_updated_req = lambda *_: None  # caches, which are mocks
-    return {module.__name__.rpartition(".")[2]: module for module in loaded}
+    return {module.__name__: module for module in loaded}
 
 
 def processor():

@@ -42,6 +42,20 @@ def by_name(name: str, names: tuple[str, ...], **defaults: Any) -> Callable[[Cal
     return make
 
 
+def put(monkeypatch: Any, modules: Mapping[str, Mapping[str, Any]], **replaced: ModuleType) -> None:
+    """Put modules of these members where an engine's are, with copies of classes, so that no wrapper is left in these.
+
+    `replaced`: others in their place, which keep what they have.
+    """
+    for name, members in modules.items():
+        module = replaced.get(name) or ModuleType(name)
+        for key, member in members.items():
+            if not hasattr(module, key):
+                own = type(member.__name__, (member,), {}) if isinstance(member, type) else member
+                setattr(module, key, own)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
 class Stub(ModuleType):
     """A module that has whatever is asked of it."""
 

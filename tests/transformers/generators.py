@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
@@ -73,7 +72,7 @@ def buildable(case):
     try:
         models(case.models)
     except ValueError as error:
-        pytest.skip(f"this version of transformers cannot build it: {error}")
+        pytest.skip(f"cannot be built: {error}")
     generate(case, tokens=2)  # transformers prunes the head of a universal assistant once, and draws for it
     return case
 
@@ -114,10 +113,3 @@ def generate(case, seed=7, tokens=32, **more):
 def steps(history):
     """Every request's step."""
     return [part for record in history.steps for part in record.requests]
-
-
-def recounted(part):
-    """How many drafts the coins of a step accept."""
-    ratio = part.verdict.p.astype(np.float64) / np.maximum(part.tree.q, 1e-45)
-    refused = part.verdict.coin > ratio
-    return int(np.argmax(refused)) if refused.any() else len(refused)

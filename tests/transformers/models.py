@@ -1,4 +1,4 @@
-"""Tiny random models, and generate() with every kind of candidate generator that they can have."""
+"""Tiny random models and tokenizers."""
 
 from functools import cache
 
@@ -11,19 +11,9 @@ VOCABULARY = 60
 
 def tiny_llama(seed, *, layers=2, vocabulary=VOCABULARY, std=0.12, **sizes):
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        bos_token_id=1,
-        eos_token_id=2,
-        **sizes,
-    )
-    model = LlamaForCausalLM(config).eval()
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
+    plain = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers, "vocab_size": vocabulary}
+    model = LlamaForCausalLM(LlamaConfig(**plain, **heads, bos_token_id=1, eos_token_id=2, **sizes)).eval()
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=std)

@@ -20,6 +20,8 @@ WRAPPED = (
     (GenerationMixin, "_get_candidate_generator"),
     (utils, "_speculative_sampling"),
 )
+# By case, checks that fail by a bug of transformers' own (test_planted.py)
+NOT_DRAWN = {"Gemma 4, sampled": {"drafted surprisal", "emitted surprisal"}}
 
 
 def wrapped():
@@ -50,7 +52,7 @@ def test_output_and_random_state_are_as_without_and_verify_passes(tmp_path, name
     history = recorded(tmp_path / "run.jsonl", lambda: recordings.append(generate(case)))
     assert recordings == [without]
     assert wrapped() == before
-    assert failed(history) == [] or name == "Gemma 4, sampled"
+    assert set(failed(history)) <= NOT_DRAWN.get(name, set())
     made = [token for part in steps(history) for token in part.output()]
     assert made == without[0][12:]
     assert any(len(part.tree) for part in steps(history))
@@ -132,7 +134,7 @@ def test_a_second_generate_inside_a_streamer_is_a_request_of_its_own(tmp_path, n
     assert with_it == [without]
     outputs = {end.info.id: end.output.tolist() for record in history.steps for end in record.finished}
     assert outputs == {"generate-0": without[0][0][12:], "generate-1": without[1][0][0][12:]}
-    assert failed(history) == [] or name == "Gemma 4, sampled"
+    assert set(failed(history)) <= NOT_DRAWN.get(name, set())
 
 
 def test_another_drafter_gets_a_file_of_its_own(tmp_path):

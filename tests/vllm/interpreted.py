@@ -3,14 +3,9 @@
 Not a test. vLLM takes Triton only where it has a backend of its platform, and Triton's packages have none for a CPU.
 """
 
+import functools
 import os
 import types
-
-
-class Driver:
-    @staticmethod
-    def is_active():
-        return True
 
 
 def prepare():
@@ -18,7 +13,8 @@ def prepare():
     os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
     import triton.backends
 
-    triton.backends.backends.setdefault("cpu", types.SimpleNamespace(driver=Driver, compiler=None))
+    driver = type("Driver", (), {"is_active": staticmethod(lambda: True)})
+    triton.backends.backends.setdefault("cpu", types.SimpleNamespace(driver=driver, compiler=None))
     take_integer_masks()
 
 
@@ -49,6 +45,4 @@ def complete():
     import vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils as kernels
 
     kernels.tldevice = types.SimpleNamespace(log1p=lambda x: tl.log(1.0 + x))
-    cuts.apply_top_k_top_p_triton = lambda logits, k, p: cuts.apply_top_k_top_p_pytorch(
-        logits, k, p, allow_cpu_sync=True
-    )
+    cuts.apply_top_k_top_p_triton = functools.partial(cuts.apply_top_k_top_p_pytorch, allow_cpu_sync=True)

@@ -15,14 +15,8 @@ from tests.faults.models import train_head, train_model
 
 WEIGHTS = Path(__file__).parent / "weights"
 TARGET, DRAFT, HEAD = WEIGHTS / "target", WEIGHTS / "draft", WEIGHTS / "head"
-SIZES = {
-    "hidden_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "intermediate_size": 96,
-    "max_position_embeddings": 1024,
-}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 1024, **HEADS}
 
 
 def roughen(model: torch.nn.Module, by: float = 0.5) -> Any:

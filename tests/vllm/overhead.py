@@ -45,33 +45,32 @@ def main():
     hooks = wrapped()
     print(f"{len(hooks)} functions wrapped")
 
-    used = {}  # by name and side: processor seconds, tokens
-
-    def rate(batch, temperature, on):
-        for owner, name, value in hooks:
-            setattr(owner, name, value if on else value.__wrapped__)
+    figures = {}  # by what is run: processor time that a token takes, in ms, on and off
+    for batch, temperature in ((1, 0.0), (6, 0.0), (6, 0.8)):
         params = SamplingParams(
             temperature=temperature, max_tokens=48, ignore_eos=True, seed=7 if temperature else None
         )
-        began, before = time.perf_counter(), time.process_time()
-        outputs = llm.generate(PROMPTS[:batch], params, use_tqdm=False)
-        seconds, tokens = time.perf_counter() - began, sum(len(one.outputs[0].token_ids) for one in outputs)
-        took = used.setdefault(f"vLLM, batch {batch}, temperature {temperature}", {True: [0.0, 0], False: [0.0, 0]})[on]
-        took[:] = took[0] + time.process_time() - before, took[1] + tokens
-        return tokens / seconds
+        taken = {True: [], False: []}  # of each side's runs: tokens, seconds, processor seconds
 
-    for batch, temperature in ((1, 0.0), (6, 0.0), (6, 0.8)):
-        rate(batch, temperature, on=True)
-        ratios = []
-        for at in range(4 * rounds):
-            sides = {on: rate(batch, temperature, on) for on in ((True, False) if at % 2 else (False, True))}
-            ratios.append(sides[True] / sides[False])
+        def run(on, prompts=PROMPTS[:batch], params=params, taken=taken):
+            for owner, name, value in hooks:
+                setattr(owner, name, value if on else value.__wrapped__)
+            began, before = time.perf_counter(), time.process_time()
+            tokens = sum(len(one.outputs[0].token_ids) for one in llm.generate(prompts, params, use_tqdm=False))
+            taken[on].append((tokens, time.perf_counter() - began, time.process_time() - before))
+
+        for at in range(4 * rounds + 1):
+            for on in (True, False) if at % 2 else (False, True):
+                run(on)
+        rates = {on: [tokens / seconds for tokens, seconds, _ in runs[1:]] for on, runs in taken.items()}
+        ratios = [on / off for on, off in zip(rates[True], rates[False], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         print(f"batch {batch}, temperature {temperature}: {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+        sums = [[sum(column) for column in zip(*taken[on][1:], strict=True)] for on in (True, False)]
+        figures[f"vLLM, batch {batch}, temperature {temperature}"] = [1000 * used / made for made, _, used in sums]
     if len(sys.argv) > 4:
-        found = {name: [1000 * of[on][0] / of[on][1] for on in (True, False)] for name, of in used.items()}
         with open(sys.argv[4], "w") as file:
-            json.dump(found, file)
+            json.dump(figures, file)
 
 
 if __name__ == "__main__":

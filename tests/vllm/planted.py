@@ -146,11 +146,8 @@ WARM, HOT = {"temperature": 0.9}, {"temperature": 1.5}  # hot: rejected often, s
 HOTTEST = {"temperature": 2.0}  # the most that vLLM takes
 PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.5}
 UNTIL = {"min_tokens": 40, "stop_token_ids": [84], "ignore_eos": False}  # r: else the text goes on much as before
-PERSON = {
-    "type": "object",
-    "properties": {"who": {"enum": ["anna", "bob"]}, "times": {"type": "integer"}},
-    "required": ["who"],
-}
+SAID = {"who": {"enum": ["anna", "bob"]}, "times": {"type": "integer"}}
+PERSON = {"type": "object", "properties": SAID, "required": ["who"]}
 
 
 def faulty(engine: str, params: Mapping[str, Any], *names: str, right: tuple[str, ...] = (), **more: Any) -> list[Run]:
@@ -203,6 +200,7 @@ MENDED: dict[str, Any] = {"faults": ("min_tokens_mended",), "requests": 24}
 CHUNKS: dict[str, Any] = {"faults": ("chunk_ends_mended",), "prompt": 150}
 FOUR: dict[str, Any] = {"requests": 4, "tokens": 20, "prompt": 40}
 V2_WARM = {"temperature": 0.8}
+V2_CUT = V2_WARM | {"top_p": 0.8, "top_k": 12, "repetition_penalty": 1.2}
 HEALTHY = (
     Run("healthy eagle", "eagle"),
     Run("healthy eagle sampled", "eagle sampled", WARM),
@@ -239,12 +237,7 @@ HEALTHY = (
     Run("v2 head", "v2 eagle", **FOUR),
     Run("v2 head warm", "v2 eagle", V2_WARM, **FOUR),
     Run("v2 head hot, drafts sampled", "v2 eagle sampled", HOT, **FOUR),
-    Run(
-        "v2 cut, penalised",
-        "v2 eagle sampled",
-        V2_WARM | {"top_p": 0.8, "top_k": 12, "repetition_penalty": 1.2},
-        **FOUR,
-    ),
+    Run("v2 cut, penalised", "v2 eagle sampled", V2_CUT, **FOUR),
     Run("v2 in chunks", "v2 in chunks", V2_WARM, **FOUR),
     Run("v2 block", "v2 block", HOT, **FOUR),
     Run("v2 block, drafts greedy", "v2 block, drafts greedy", HOT, **FOUR),

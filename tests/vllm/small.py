@@ -11,11 +11,11 @@ import os
 import pickle
 import sys
 import tempfile
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from specscope.vllm import known, plugin
 from specscope.vllm.known import ENDS
 from specscope.vllm.v1 import debugger
 from specscope.vllm.v1 import runner as v1_runner
-from tests.support.sources import by_name
+from tests.support.sources import by_name, put
 
 V, SLOTS, BLOCK, BLOCKS = 12, 8, 4, 4097
 PROMPT = (1, 2, 3, 5, 4, 7)
@@ -100,6 +100,10 @@ class Request:
     def tokens(self):
         return self.prompt_token_ids + self.output_token_ids
 
+    def left(self, longest):
+        """Tokens that it may still make, in a context of so many."""
+        return min(self.sampling_params.max_tokens - len(self.output_token_ids), longest - len(self.tokens))
+
     @property
     def heat(self):
         return self.sampling_params.temperature
@@ -110,6 +114,11 @@ class Request:
 
     def get_finished_reason(self):
         return self.reason
+
+    def told(self):
+        """vLLM's NewRequestData."""
+        own = {"prompt_token_ids": self.tokens, "sampling_params": self.sampling_params, "block_ids": (self.blocks,)}
+        return SimpleNamespace(req_id=self.request_id, **own)
 
 
 class Scheduler:
@@ -151,15 +160,7 @@ class Scheduler:
         cached = [request for request in self.running if request not in new]
         resumed = {request.request_id for request in fresh if request.is_known and not v2}
         output = SimpleNamespace(
-            scheduled_new_reqs=[
-                SimpleNamespace(
-                    req_id=request.request_id,
-                    prompt_token_ids=request.tokens,
-                    sampling_params=request.sampling_params,
-                    block_ids=(request.blocks,),
-                )
-                for request in new
-            ],
+            scheduled_new_reqs=[request.told() for request in new],
             scheduled_cached_reqs=SimpleNamespace(
                 resumed_req_ids=resumed,
                 req_ids=[request.request_id for request in cached],
@@ -183,10 +184,7 @@ class Scheduler:
                 ends = token in request.sampling_params.stop_token_ids
                 if ends or (token == 2 and not request.sampling_params.ignore_eos):
                     request.reason, request.stop_reason = "stop", token if ends else None
-                elif (
-                    len(request.output_token_ids) >= request.sampling_params.max_tokens
-                    or len(request.tokens) >= self.engine.config.model_config.max_model_len
-                ):
+                elif request.left(self.engine.config.model_config.max_model_len) <= 0:
                     request.reason = "length"
                 if request.reason:
                     self._free_request(request)
@@ -240,11 +238,8 @@ class Step:
         seeds = np.array([r.seed for r in self.requests])[self.of]
         by_place = self.place.numpy() * (engine.by_block and engine.step_seeds)
         self.coins = torch.from_numpy(uniform(of_step(seeds, by_place), self.position.numpy()))
-        ends = (self.behind + 1).tolist()
-        self.tokens = [
-            self._decided(row, end - size, end)
-            for row, (size, end) in enumerate(zip(self.sizes.tolist(), ends, strict=True))
-        ]
+        rows = zip((self.behind + 1 - self.sizes).tolist(), (self.behind + 1).tolist(), strict=True)
+        self.tokens = [self._decided(row, low, high) for row, (low, high) in enumerate(rows)]
         engine.wrong(self.tokens)
 
     def _decided(self, row, low, high):
@@ -619,13 +614,13 @@ def shutdown(procs, timeout=None):
 
 
 def modules():
-    """By vLLM's names, each with classes of its own, so that no wrapper is left in these."""
+    """By vLLM's names, their members."""
     group = SimpleNamespace(rank_in_group=0, is_last_rank=True)
     tokenizer = SimpleNamespace(
         get_vocab=lambda: {piece: token for token, piece in PIECES.items()}, added_tokens_decoder={}, all_special_ids=[]
     )
     v1 = (generate_uniform_probs, sample_recovered_tokens, rejection_sample, apply_top_k_top_p)
-    made = {
+    return {
         known.SCHEDULER: {"Scheduler": Scheduler},
         known.PLAIN: {"Sampler": Sampler},
         known.REJECTION: {"RejectionSampler": RejectionSampler, **{one.__name__: one for one in v1}},
@@ -639,23 +634,6 @@ def modules():
         "vllm": {"envs": SimpleNamespace(VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1.0)},
         "vllm.tokenizers": {"cached_tokenizer_from_config": lambda config: tokenizer},
     }
-    for name, members in made.items():
-        module = ModuleType(name)
-        for key, member in members.items():
-            own = type(member.__name__, (member,), {}) if isinstance(member, type) else member
-            setattr(module, key, own)
-        yield name, module
-
-
-class Said(logging.Handler):
-    """What the plugin says."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
 
 
 @contextmanager
@@ -664,25 +642,24 @@ def installed(others=(), **variables):
 
     `others`: members of its modules that are not these, by module.
     """
-    said, ends = Said(), []
+    said, ends, log = [], [], logging.Handler()
+    log.emit = lambda record: said.append(record.getMessage())
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("SPECSCOPE_")]:
             patch.delenv(name, raising=False)
         for name, value in variables.items():
             patch.setenv(f"SPECSCOPE_{name}", str(value))
-        for name, module in modules():
-            vars(module).update(dict(others).get(name, {}))
-            patch.setitem(sys.modules, name, module)
+        put(patch, {name: members | dict(others).get(name, {}) for name, members in modules().items()})
         for where in (plugin, debugger):
             patch.setattr(where, "at_exit", ends.append)
-        logging.getLogger("specscope").addHandler(said)
+        logging.getLogger("specscope").addHandler(log)
         try:
             plugin.register()
-            yield said.lines
+            yield said
         finally:
             for end in ends:
                 end()
-            logging.getLogger("specscope").removeHandler(said)
+            logging.getLogger("specscope").removeHandler(log)
 
 
 def record(requests, speculation=None, *, run=Engine.run, gather=None, fails=False, variables=(), others=(), **engine):
@@ -710,27 +687,6 @@ def inside(context, function):
             return function(*args, **kwargs)
 
     return called
-
-
-plainly = nullcontext  # what `gather` takes where nothing is watched
-
-
-class Late:
-    """Verdicts that come when `comes` says so, or when they are waited for, as from a device."""
-
-    def __init__(self, judgements, comes=lambda: False):
-        self.judgements, self.comes, self.bytes, self.here = judgements, comes, judgements.bytes, False
-
-    def ready(self):
-        self.here = self.here or self.comes()
-        return self.here
-
-    def wait(self):
-        self.here = True
-
-    def of(self, row):
-        assert self.here
-        return self.judgements.of(row)
 
 
 def parts(history):

@@ -58,6 +58,8 @@ class Cached:
 
 
 class Attention(nn.Module):
+    """Of one request."""
+
     def __init__(self, name, heads, kv_heads, size, blocks=16):
         super().__init__()
         self.layer_name, self.num_heads, self.num_kv_heads, self.head_size = name, heads, kv_heads, size
@@ -68,36 +70,27 @@ class Attention(nn.Module):
         told, slots = self.context.attn_metadata[self.layer_name], self.context.slot_mapping[self.layer_name]
         q, k, v = (x.view(len(x), -1, self.head_size) for x in (query, key, value))
         self.impl.do_kv_cache_update(self, k, v, self.kv_cache, slots)
-        out = torch.zeros_like(q)
-        for row, table in enumerate(told.block_table):
-            start, end = (int(x) for x in told.query_start_loc[row : row + 2])
-            length = int(told.seq_lens[row])
-            keys, values = self.read(table, length)
-            for at in range(start, end):
-                seen = length - (end - at) + 1
-                group = self.num_heads // self.num_kv_heads
-                k, v = (x[:seen].repeat_interleave(group, 1) for x in (keys, values))
-                weights = torch.einsum("hd,khd->hk", q[at], k) * self.scale
-                out[at] = torch.einsum("hk,khd->hd", weights.softmax(-1), v)
-        return out.flatten(1)
+        keys, values = self.read(told.block_table[0], int(told.seq_lens[0]))
+        scores = torch.einsum("qhd,khd->hqk", q, keys) * self.scale
+        ahead = torch.ones_like(scores).bool().triu(len(keys) - len(q) + 1)
+        return torch.einsum("hqk,khd->qhd", scores.masked_fill(ahead, -torch.inf).softmax(-1), values).flatten(1)
 
     def read(self, table, length):
-        keys, values = [], []
-        for place in range(length):
-            block = self.kv_cache[int(table[place // BLOCK])].view(2, -1)
-            keys.append(block[0].view(self.num_kv_heads, self.head_size, BLOCK)[:, :, place % BLOCK])
-            values.append(block[1].view(BLOCK, self.num_kv_heads, self.head_size)[place % BLOCK])
-        return torch.stack(keys), torch.stack(values)
+        """Each for all query heads that ask it."""
+        places, shape = torch.arange(length), (self.num_kv_heads, self.head_size)
+        blocks = self.kv_cache[table[places // BLOCK]].unflatten(1, (2, -1))
+        keys = blocks[:, 0].unflatten(1, (*shape, BLOCK))[places, :, :, places % BLOCK]
+        values = blocks[:, 1].unflatten(1, (BLOCK, *shape))[places, places % BLOCK]
+        return (x.repeat_interleave(self.num_heads // self.num_kv_heads, 1) for x in (keys, values))
 
 
 class SelfAttention(nn.Module):
     def __init__(self, name, attention, config, rotary):
         super().__init__()
-        size = config.head_dim
         self.qkv_proj = Linear(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.qkv_proj.head_size = size
-        self.attn = Attention(name, config.num_attention_heads, config.num_key_value_heads, size)
+        self.attn = Attention(name, config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+        for each in ("num_heads", "num_kv_heads", "head_size"):
+            setattr(self.qkv_proj, each, getattr(self.attn, each))
         self.o_proj, self.rotary = Linear(attention.o_proj), rotary
 
     def forward(self, positions, hidden_states):
@@ -189,11 +182,8 @@ class GPUModelRunner:
         positions = torch.arange(start, start + len(tokens))
         table = torch.tensor([self.blocks])
         slots = table[0][positions // BLOCK] * BLOCK + positions % BLOCK + off["slots"]
-        told = SimpleNamespace(
-            block_table=table,
-            seq_lens=torch.tensor([start + len(tokens) + off["keys seen"]]),
-            query_start_loc=torch.tensor([0, len(tokens)]),
-        )
+        seen, starts = torch.tensor([start + len(tokens) + off["keys seen"]]), torch.tensor([0, len(tokens)])
+        told = SimpleNamespace(block_table=table, seq_lens=seen, query_start_loc=starts)
         names = [layer.self_attn.attn for layer in self.model.model.layers]
         self.context = SimpleNamespace(
             attn_metadata={each.layer_name: told for each in names},
@@ -210,18 +200,15 @@ class GPUModelRunner:
 def scheduled(tokens: list[int], computed: int, blocks: list[int] | None = None) -> SimpleNamespace:
     """vLLM's SchedulerOutput, with the tokens to feed."""
     first = SimpleNamespace(req_id="r", num_computed_tokens=0, block_ids=[blocks])
+    again = {"req_ids": ["r"], "num_computed_tokens": [computed], "new_block_ids": [None]}
+    cached = again if blocks is None else {name: [] for name in again}
     return SimpleNamespace(
         tokens=tokens,
         total_num_scheduled_tokens=len(tokens),
         num_scheduled_tokens={"r": len(tokens)},
         scheduled_spec_decode_tokens={},
         scheduled_new_reqs=[] if blocks is None else [first],
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=[] if blocks else ["r"],
-            num_computed_tokens=[] if blocks else [computed],
-            new_block_ids=[] if blocks else [None],
-            resumed_req_ids=set(),
-        ),
+        scheduled_cached_reqs=SimpleNamespace(**cached, resumed_req_ids=set()),
         finished_req_ids=set(),
     )
 
@@ -229,17 +216,9 @@ def scheduled(tokens: list[int], computed: int, blocks: list[int] | None = None)
 def tiny(folder) -> LlamaForCausalLM:
     """A random model of three layers, each norm with weights of its own, saved in a folder too."""
     torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=48,
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        tie_word_embeddings=False,
-    )
-    made = LlamaForCausalLM(config).eval()
+    sizes = {"vocab_size": 48, "hidden_size": 24, "intermediate_size": 40, "tie_word_embeddings": False}
+    layers = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+    made = LlamaForCausalLM(LlamaConfig(**sizes, **layers)).eval()
     with torch.no_grad():
         for name, values in made.named_parameters():
             if "norm" in name:
@@ -260,13 +239,10 @@ def run(runner: GPUModelRunner, steps: list[list[int]], folder, *, inside: str =
         patch.setattr(taps, "at_exit", ends.append)
         patch.setattr(kind, "execute_model", kind.execute_model)
         taps.VllmTaps(guard, TapSettings(str(folder), inside, mib)).install(SimpleNamespace(GPUModelRunner=kind))
-        computed = 0
         with torch.inference_mode():
             for number, tokens in enumerate(steps):
-                runner.logits.append(
-                    runner.execute_model(scheduled(tokens, computed, None if number else runner.blocks))
-                )
-                computed += len(tokens)
+                step = scheduled(tokens, runner.computed, None if number else runner.blocks)
+                runner.logits.append(runner.execute_model(step))
         for end in ends:
             end()
     return guard

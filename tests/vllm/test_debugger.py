@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 
 import pytest
@@ -17,8 +17,8 @@ from specscope.remote.debug_socket import AttachedCommands, DebugServer
 from specscope.remote.held import HeldCommands
 from specscope.trace.record.records import Outcome
 from specscope.vllm.v1 import debugger as module
+from specscope.vllm.v1 import runner as v1_runner
 from specscope.vllm.v1.debugger import Debugger
-from tests.vllm import small
 from tests.vllm.small import Engine, Request, Speculation, installed, params
 from tests.waiting import HANG_SECONDS, until
 
@@ -29,19 +29,14 @@ MP = {"distributed_executor_backend": "mp"}
 class Bench:
     """A small vLLM on a thread, with its socket."""
 
-    def __init__(
-        self, folder, *, tokens=60, requests=2, heat=0.8, rules=(), samples="probabilistic", pause=0.005, **engine
-    ):
+    def __init__(self, folder, *, tokens=60, requests=2, pause=0.005, **engine):
         self.path, self.clients, self.stack = folder / "debug.sock", [], ExitStack()
         patch, made = self.stack.enter_context(pytest.MonkeyPatch.context()), []
         patch.setattr(module, "Debugger", lambda: made.append(Debugger()) or made[-1])
         self.said = self.stack.enter_context(installed(DEBUG_SOCKET=self.path))
-        asked = [
-            Request(f"r{n}", params(temperature=heat, max_tokens=tokens + 9 * n, **dict(rules)))
-            for n in range(requests)
-        ]
-        config = {"max_model_len": 4096, **engine}
-        self.engine, (self.debugger,) = Engine(asked, Speculation(draft_sample_method=samples), config=config), made
+        asked = [Request(f"r{n}", params(temperature=0.8, max_tokens=tokens + 9 * n)) for n in range(requests)]
+        sampled = Speculation(draft_sample_method="probabilistic")
+        self.engine, (self.debugger,) = Engine(asked, sampled, config={"max_model_len": 4096, **engine}), made
         self.engine.pause, self.gate, self.fails = pause, self.debugger.gate, False
         self.thread = threading.Thread(target=self.engine.run, daemon=True)
 
@@ -88,15 +83,8 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path):
-    made = []
-
-    def make(**settings):
-        made.append(Bench(tmp_path, **settings))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    with ExitStack() as benches:
+        yield lambda **settings: benches.enter_context(closing(Bench(tmp_path, **settings)))
 
 
 def test_it_stops_at_an_unlikely_rejection_and_shows_it(bench):
@@ -114,10 +102,8 @@ def test_it_stops_at_an_unlikely_rejection_and_shows_it(bench):
     assert "of the target's mass is left" in shown
     assert "vLLM shows no whole distributions" in shown
     assert "✗" in client.run("tree")
-    for line in ("reverse-next", "reverse-continue", "goto 0", "goto start", "branch 1"):
-        with pytest.raises(UserError, match="cannot go back"):
-            client.run(line)
     for line, why in (
+        *((line, "cannot go back") for line in ("reverse-next", "reverse-continue", "goto start", "branch 1")),
         ("fork accept=0", "cannot run a request twice"),
         ("force accept=0", "force was removed"),
         ("step", "next runs one"),
@@ -341,9 +327,26 @@ def test_a_socket_of_something_else_is_refused(tmp_path, sent):
             AttachedCommands(str(path))
 
 
+class Late:
+    """Verdicts that come when they are waited for, as from a device."""
+
+    def __init__(self, judgements):
+        self.judgements, self.bytes, self.here = judgements, judgements.bytes, False
+
+    def ready(self):
+        return self.here
+
+    def wait(self):
+        self.here = True
+
+    def of(self, row):
+        assert self.here
+        return self.judgements.of(row)
+
+
 def test_on_a_device_it_waits_for_the_verdicts(bench, monkeypatch):
-    here = small.v1_runner.judge_here
-    monkeypatch.setattr(small.v1_runner, "judge_here", lambda *args, **more: small.Late(here(*args, **more)))
+    here = v1_runner.judge_here
+    monkeypatch.setattr(v1_runner, "judge_here", lambda *args, **more: Late(here(*args, **more)))
     one = bench()
     client, _ = one.stopped()
     at = int(client.run("print step"))

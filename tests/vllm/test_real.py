@@ -24,6 +24,7 @@ from tests.vllm.faults import FAULTS
 from tests.vllm.planted import ENGINES, FAULTY, GATHERED, HEALTHY, RUNS, file_name
 from tests.vllm.record import record, run_inside
 from tests.vllm.served import PYTHON
+from tests.vllm.test_real_locate import PLANTED
 from tests.vllm.test_recording import assert_same
 
 slow = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
@@ -58,10 +59,7 @@ def diagnosed(run, capture):
 def test_every_fault_is_run_and_every_name_is_one():
     """What is planned, before any vLLM is started."""
     planned = {fault for run in RUNS for fault in run.faults}
-    located = {"rotary_base", "attention_scale", "head_zeroed", "norm_of_another_layer", "rejected_kv_attended"}
-    located |= {"rejected_kv_attended_by_target", "target_positions_high_in_decode", "argmax_of_a_part"}
-    located |= {"next_request_in_the_kernel", "bonus_without_top_p", *(name for name in FAULTS if name[:3] == "v2_")}
-    assert planned | located == set(FAULTS)
+    assert planned | {fault for fault, *_ in PLANTED} == set(FAULTS)
     assert len({file_name(run) for run in RUNS}) == len(RUNS)
 
 
@@ -121,32 +119,14 @@ def test_what_a_gpu_would_gather_is_the_same_evidence(ran, run):
     read, gathered = (read_capture(ran(each)[0]).history for each in (plain, run))
     for one, other in zip(read.steps, gathered.steps, strict=True):
         for here, there in zip(one.requests, other.requests, strict=True):
-            assert_same(_plain(here), _plain(there), f"step {one.step}")
-            np.testing.assert_allclose(_varentropies(here), _varentropies(there), rtol=1e-3, atol=1e-4)
-
-
-def _plain(part):
-    """Without its name, which vLLM makes up, and without varentropies."""
-    if part.parents is None:
-        return dataclasses.replace(part, request="")
-    none = {"varentropy": np.zeros(0), "q_varentropy": np.zeros(0), "final_varentropy": 0.0}
-    return dataclasses.replace(part, request="", parents=dataclasses.replace(part.parents, **none))
-
-
-def _varentropies(part):
-    told = part.parents
-    return [] if told is None else [*told.varentropy, *told.q_varentropy, told.final_varentropy]
+            named = dataclasses.replace(there, request=here.request)  # vLLM makes names up
+            assert_same(here, named, f"step {one.step}", rough="varentropy")
 
 
 @real
 def test_vllm_refuses_what_was_called_ignored_and_several_outputs_are_requests(tmp_path):
     warm = {"temperature": 0.8, "max_tokens": 6, "seed": 1, "ignore_eos": True}
-    asked = [
-        warm | {"min_p": 0.1},
-        warm | {"logit_bias": {"3": 2.0}},
-        warm | {"temperature": 0, "n": 2},
-        warm | {"n": 2},
-    ]
+    asked = [warm | more for more in ({"min_p": 0.1}, {"logit_bias": {"3": 2.0}}, {"temperature": 0, "n": 2}, {"n": 2})]
     run = {"name": "asked", "singly": True, "prompts": ["anna saw the red cat"] * 4, "params": asked}
     run_inside(tmp_path, ENGINES["ngram"].job() | {"runs": [run]}, PYTHON)
     given = json.loads((tmp_path / "asked.json").read_text())

@@ -6,7 +6,7 @@ SPECSCOPE_VLLM_PYTHON=/path/to/vllm/bin/python pytest -m slow tests/vllm/test_re
 import json
 import re
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
@@ -18,9 +18,9 @@ from specscope.trace.wire.reading import read_capture
 from tests.vllm import planted
 from tests.vllm.record import start
 from tests.vllm.served import PYTHON
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
-LOAD_SECONDS = 120
 PROMPTS = ["The capital of France is", "The best way to learn a language is"]
 
 
@@ -39,21 +39,22 @@ class Vllm:
         self.log = (folder / "vllm.log").open("w+")
         self.process = start(folder, job, PYTHON, self.log, self.log, **variables)
 
+    def said(self):
+        return (self.folder / "vllm.log").read_text()[-2000:]
+
     def attach(self):
-        end = time.monotonic() + LOAD_SECONDS
-        while True:
-            try:
+        def attached():
+            assert self.process.poll() is None, self.said()
+            with suppress(UserError):  # it has not come so far
                 return AttachedCommands(str(self.socket))
-            except UserError:  # it has not come so far
-                assert self.process.poll() is None, (self.folder / "vllm.log").read_text()[-2000:]
-                assert time.monotonic() < end
-                time.sleep(0.2)
+
+        return until(attached, says=self.said)
 
     def start(self):
         (self.folder / "go").touch()
 
     def outputs(self):
-        assert self.process.wait(300) == 0, (self.folder / "vllm.log").read_text()[-2000:]
+        assert self.process.wait(300) == 0, self.said()
         return json.loads((self.folder / "out.json").read_text())["outputs"]
 
     def close(self):

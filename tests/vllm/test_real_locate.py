@@ -45,12 +45,15 @@ ENGINES = {
 BASE = "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer"
 T, D, V, W = Stage.TARGET, Stage.DRAFTER, Stage.VERDICT, Stage.DRAWS
 # Of each engine: the fault, and the first operation that is located
+INSIDE = [
+    ("rotary_base", T, "layers.0.self_attn.query"),
+    ("attention_scale", D, "layers.0.self_attn.attention"),
+    ("head_zeroed", T, "layers.4.self_attn.attention"),
+    ("norm_of_another_layer", T, "layers.3.post_attention_layernorm"),
+]
 LOCATED: dict[str, list[tuple[str, Stage, str]]] = {
     "eagle": [
-        ("rotary_base", T, "layers.0.self_attn.query"),
-        ("attention_scale", D, "layers.0.self_attn.attention"),
-        ("head_zeroed", T, "layers.4.self_attn.attention"),
-        ("norm_of_another_layer", T, "layers.3.post_attention_layernorm"),
+        *INSIDE,
         ("rejected_kv_attended", D, "later keys seen"),
         ("rejected_kv_attended_by_target", T, "keys seen"),
         ("target_positions_high_in_decode", T, "positions"),
@@ -70,10 +73,7 @@ LOCATED: dict[str, list[tuple[str, Stage, str]]] = {
     "model": [("positions_high_in_decode", D, "positions"), ("p_of_the_next_request", V, "choice")],
     "model top-p": [("bonus_without_top_p", V, "choice")],
     "v2 eagle": [
-        ("rotary_base", T, "layers.0.self_attn.query"),
-        ("attention_scale", D, "layers.0.self_attn.attention"),
-        ("head_zeroed", T, "layers.4.self_attn.attention"),
-        ("norm_of_another_layer", T, "layers.3.post_attention_layernorm"),
+        *INSIDE,
         ("v2_positions_high_in_decode", T, "positions"),
         ("v2_too_many_keys", T, "keys seen"),
         ("v2_features_shifted", D, "features"),

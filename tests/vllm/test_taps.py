@@ -18,20 +18,9 @@ from tests.vllm.stand_in import BLOCK, Attention, GPUModelRunner, rows, schedule
 
 PROMPT, NEXT = [3, 17, 9, 40, 2, 8], [11]
 INNER = (
-    "input_layernorm",
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.query",
-    "self_attn.key",
-    "self_attn.attention",
-    "self_attn.o_proj",
-    "post_attention_layernorm:in",
-    "post_attention_layernorm",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj:in",
-    "mlp.down_proj",
+    *("input_layernorm", "post_attention_layernorm:in", "post_attention_layernorm"),
+    *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "query", "key", "attention", "o_proj")),
+    *(f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj:in", "down_proj")),
 )
 
 
@@ -60,10 +49,8 @@ def test_every_operation_of_the_table_is_the_models_own(model, runner, tmp_path)
     guard = tapped(runner, tmp_path)
     assert guard.errors == 0
     made = read_taps(tmp_path)
-    assert [(each.who, each.step, each.computed) for each in made.forwards] == [
-        ("target", 0, [0]),
-        ("target", 1, [6]),
-    ]
+    told = [(each.who, each.step, each.computed) for each in made.forwards]
+    assert told == [("target", 0, [0]), ("target", 1, [6])]
     right = right_of(model)
     compared = [f"layers.{i}.{name}" for i in range(3) for name in INNER]
     compared += ["embedding", "norm", "layers.0", "layers.1", "layers.2"]
@@ -115,11 +102,8 @@ def test_borders_alone_and_the_layers_that_are_named(runner, tmp_path):
     tapped(runner, tmp_path, inside="target.1,drafter")
     tensors = read_taps(tmp_path).forwards[0].tensors
     inner = {name.split(".")[1] for name in tensors if name.startswith("layers.") and name.count(".") > 1}
-    assert {name for name in tensors if name.count(".") == 1 and name[-1].isdigit()} == {
-        "layers.0",
-        "layers.1",
-        "layers.2",
-    }
+    borders = {name for name in tensors if name.count(".") == 1 and name[-1].isdigit()}
+    assert borders == {"layers.0", "layers.1", "layers.2"}
     assert {name for name in tensors if name.startswith("layers.0.")} == {"layers.0.self_attn.slots"}
     assert inner == {"0", "1"}  # of the first layer what attention was told, and nothing else
 
@@ -145,9 +129,8 @@ def test_the_layout_of_a_cache_is_learned(dtype):
     keys, values = (torch.randn(11, 2, 6).to(dtype).float() for _ in range(2))
     table = torch.tensor([7, 3, 12])
     places = torch.arange(11)
-    attention.impl.do_kv_cache_update(
-        attention, keys, values, attention.kv_cache, table[places // BLOCK] * BLOCK + places % BLOCK
-    )
+    slots = table[places // BLOCK] * BLOCK + places % BLOCK
+    attention.impl.do_kv_cache_update(attention, keys, values, attention.kv_cache, slots)
     reader = KvReader(attention)
     assert reader.why == ""
     read = reader.read(table, 11)

@@ -122,7 +122,7 @@ class Kernels:
         function = self.rejection.rejection_sample
         others = {
             known.V2_REJECTION: {"RejectionSampler": self.sampler(), "rejection_sample": function},
-            known.V2_PLAIN: {"Sampler": type("Sampler", (PlainSampler,), {})},
+            known.V2_PLAIN: {"Sampler": PlainSampler},
         }
         spec = Spec(draft_sample_method="probabilistic" if sampled else "greedy", rejection_sample_method=method)
         asked = zip(HEAT.items(), SEEDS, strict=True)
