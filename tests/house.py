@@ -62,7 +62,7 @@ SLEEPS: dict[str, int] = {
     "tests/test_interrupt.py": 2,
     "tests/test_lifetime.py": 4,
     "tests/vllm/test_debugger.py": 2,
-    "tests/vllm/test_real_debug.py": 3,
+    "tests/vllm/test_real_debug.py": 2,
 }
 
 
