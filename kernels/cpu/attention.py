@@ -111,58 +111,6 @@ def _softmax(row, count, scale):
 
 
 @jit
-def attend_part(
-    cut, segments, head, fold, size, scale, window, qkv, stride, multiply, kind, keys, values, outputs, tops, sums,
-    scratch,
-):  # fmt: skip
-    """Attention of a sequence's rows over one part of its slots, for the heads of queries that share a head of keys.
-
-    `qkv`: rows of queries [heads * size] and more, `stride` floats apart; `multiply`: address of product.multiply;
-    `kind`: of keys and values; where it is bfloat16 and the processor multiplies pairs, queries are rounded to it;
-    `keys` and `values`: addresses of this head's slots. `outputs` [.., size], `tops`, `sums`:
-    of this part and head, a line for each row and query head. `scratch`: floats of this thread.
-    """
-    segment, start, end, _ = cut
-    first, rows, context, wide, block_at, position_at, mask_at, _ = segments[segment]
-    blocks = carray(integers(block_at), (end - 1) // BLOCK_SIZE + 1)
-    positions = carray(integers(position_at), wide)
-    seen = carray(flags(mask_at), (rows, wide))
-    scores_at = scratch + 4 * QUERIES * size
-    panels_at = scores_at + 4 * QUERIES * PART
-    zeros_at = panels_at + 4 * PART * size
-    scores = carray(floats(scores_at), (QUERIES, PART))
-    heads = carray(floats(qkv), (first + rows, stride))
-    out, top_of, sum_of = carray(floats(outputs), (rows * fold, size)), floats(tops), floats(sums)
-    top, divisor = carray(top_of, rows * fold), carray(sum_of, rows * fold)
-    paired = PAIRED and kind == BFLOAT16 and size % (2 * LANES) == 0
-    as_kind, units = (PAIRS, size // 2) if paired else (FLOAT32, size)
-    _turn_keys(FLOAT32 if paired else kind, keys, blocks, start, end, units, panels_at)
-    panels = (end - start + PANEL - 1) // PANEL
-    for begin in range(0, rows * fold, QUERIES):
-        count = min(QUERIES, rows * fold - begin)
-        for j in range(count):
-            row, column = first + (begin + j) // fold, (head * fold + (begin + j) % fold) * size
-            keep(heads[row, column : column + size], BFLOAT16 if paired else FLOAT32, scratch + 4 * units * j)
-            out[begin + j, :] = ZERO
-        call_product(
-            multiply, as_kind, 0, panels, panels_at, PANEL, 4 * units * PANEL, scratch, units, zeros_at, 0, scores_at,
-            PART, count, units,
-        )  # fmt: skip
-        if end > context or window:
-            _hide(scores, count, start, end, context, seen, positions, window, begin, rows, fold)
-        for j in range(count):
-            top[begin + j], divisor[begin + j] = _softmax(scores[j], end - start, scale)
-        line = outputs + 4 * begin * size
-        _add_values(multiply, kind, blocks, start, end, values, size, scores, -1, count, scores_at, line)
-        if end > context or window:  # 0 times what is not finite is no number: a hidden slot must not be read then
-            for j in range(count):
-                if not np.isfinite(out[begin + j].sum()):
-                    out[begin + j, :] = ZERO
-                    at = scores_at + 4 * PART * j
-                    _add_values(multiply, kind, blocks, start, end, values, size, scores, j, 1, at, line + 4 * size * j)
-
-
-@jit
 def _add_values(multiply, kind, blocks, start, end, values, size, scores, alone, count, weights, out):
     """Add to `count` lines of `out` the values of slots start..end-1, by their weights.
 
@@ -222,23 +170,56 @@ def attend(
     segments_at, count, cuts_at, cut_count, kv_heads, fold, size, scale, window, qkv, stride, multiply, kind, store,
     slots, outputs, tops, sums, scratch, team,
 ):  # fmt: skip
-    """This thread's share of all parts and heads. `store`: keys, then values [2 * kv_heads, slots, size].
+    """This thread's share of attention: over each part of the slots, for each head of keys, by all its queries.
 
-    Line (heads * rows before the part) + head * rows of the part + query of `outputs`, `tops`, `sums` is its result.
+    `qkv`: rows of queries [heads * size] and more, `stride` floats apart; `multiply`: address of product.multiply;
+    `kind`: of keys and values; where it is bfloat16 and the processor multiplies pairs, queries are rounded to it.
+    `store`: keys, then values [2 * kv_heads, slots, size]. Line (heads * rows before the part) + head * rows of the
+    part + query of `outputs` [.., size], `tops`, `sums` is its result. `scratch`: floats of this thread.
     """
-    segments = carray(integers(segments_at), (count, SEGMENT))
-    cuts = carray(integers(cuts_at), (cut_count, CUT))
-    number = size_of(kind)
-    zeros = carray(floats(scratch + 4 * (own_floats(size) - PART)), PART)
-    zeros[:] = ZERO
+    segments, cuts = carray(integers(segments_at), (count, SEGMENT)), carray(integers(cuts_at), (cut_count, CUT))
+    scores_at = scratch + 4 * QUERIES * size
+    panels_at = scores_at + 4 * QUERIES * PART
+    zeros_at = panels_at + 4 * PART * size
+    carray(floats(zeros_at), PART)[:] = ZERO
+    scores, number = carray(floats(scores_at), (QUERIES, PART)), size_of(kind)
+    paired = PAIRED and kind == BFLOAT16 and size % (2 * LANES) == 0
+    as_kind, units = (PAIRS, size // 2) if paired else (FLOAT32, size)
     for item in range(team[0], cut_count * kv_heads, team[1]):
-        cut, head = cuts[item // kv_heads], item % kv_heads
-        lines = segments[cut[0], 1] * fold
-        line = cut[3] * fold * kv_heads + head * lines
+        segment, start, end, before = cuts[item // kv_heads]
+        first, rows, context, wide, block_at, position_at, mask_at, _ = segments[segment]
+        head, queries, panels = item % kv_heads, rows * fold, (end - start + PANEL - 1) // PANEL
+        line, values = before * fold * kv_heads + head * queries, store + number * (kv_heads + head) * slots * size
+        blocks = carray(integers(block_at), (end - 1) // BLOCK_SIZE + 1)
+        positions, seen = carray(integers(position_at), wide), carray(flags(mask_at), (rows, wide))
+        heads, out = (
+            carray(floats(qkv), (first + rows, stride)),
+            carray(floats(outputs + 4 * line * size), (queries, size)),
+        )
+        top, divisor = carray(floats(tops + 4 * line), queries), carray(floats(sums + 4 * line), queries)
         keys = store + number * head * slots * size
-        values = store + number * (kv_heads + head) * slots * size
-        out, top, total = outputs + 4 * line * size, tops + 4 * line, sums + 4 * line
-        attend_part(
-            cut, segments, head, fold, size, scale, window, qkv, stride, multiply, kind, keys, values, out, top, total,
-            scratch,
-        )  # fmt: skip
+        _turn_keys(FLOAT32 if paired else kind, keys, blocks, start, end, units, panels_at)
+        for begin in range(0, queries, QUERIES):
+            some = min(QUERIES, queries - begin)
+            for j in range(some):
+                row, column = first + (begin + j) // fold, (head * fold + (begin + j) % fold) * size
+                keep(heads[row, column : column + size], BFLOAT16 if paired else FLOAT32, scratch + 4 * units * j)
+                out[begin + j, :] = ZERO
+            call_product(
+                multiply, as_kind, 0, panels, panels_at, PANEL, 4 * units * PANEL, scratch, units, zeros_at, 0,
+                scores_at, PART, some, units,
+            )  # fmt: skip
+            if end > context or window:
+                _hide(scores, some, start, end, context, seen, positions, window, begin, rows, fold)
+            for j in range(some):
+                top[begin + j], divisor[begin + j] = _softmax(scores[j], end - start, scale)
+            made = outputs + 4 * (line + begin) * size
+            _add_values(multiply, kind, blocks, start, end, values, size, scores, -1, some, scores_at, made)
+            if end > context or window:  # 0 times what is not finite is no number: a hidden slot must not be read then
+                for j in range(some):
+                    if not np.isfinite(out[begin + j].sum()):
+                        out[begin + j, :] = ZERO
+                        at = scores_at + 4 * PART * j
+                        _add_values(
+                            multiply, kind, blocks, start, end, values, size, scores, j, 1, at, made + 4 * size * j
+                        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,23 +25,19 @@ class FlatBatch:
     """S sequences with N fed rows in all, and their contexts in parts of at most 128 slots."""
 
     first: int  # row of the forward pass
-    segments: NDArray[np.int64]  # [S, SEGMENT]
-    cuts: NDArray[np.int64]  # [P, CUT]
-    slots: NDArray[np.int64]  # [N] where each row's key and value go
     rows: int  # N
     partial: int  # rows of one head over all parts
-    keeps: tuple[object, ...]  # what the addresses in `segments` point to
+    segments: NDArray[np.int64]  # [S, SEGMENT]
+    words: Any  # what is passed to the kernels, as int64
+    keeps: tuple[object, ...]  # what addresses point to
 
     @staticmethod
     def slabs(parts: Sequence[Part], slots: NDArray[np.int64]) -> list[FlatBatch]:
         """A forward pass in batches of at most SLAB rows, to be run in this order: no row sees one that is fed later.
-
-        Behind long contexts they are smaller: see FOUND.
-
-        The fed rows lie in the order of the parts; `slots`: of each.
+        Behind long contexts they are smaller: see FOUND. `slots`: where each row's key and value go, [N] in the order
+        of the parts.
         """
-        batches: list[FlatBatch] = []
-        waiting: list[Part] = []
+        batches, waiting = list[FlatBatch](), list[Part]()
         first = rows = partial = 0
         for part in _cut(parts):
             fed, window = part.mask.shape
@@ -56,32 +52,23 @@ class FlatBatch:
     @staticmethod
     def _build(parts: Sequence[Part], slots: NDArray[np.int64], first: int) -> FlatBatch:
         """One batch. `first`: its first row's place in the forward pass."""
-        segments = np.zeros((len(parts), SEGMENT), np.int64)
-        referenced: list[object] = []
-        cuts: list[tuple[int, int, int, int]] = []
+        segments, made, referenced = np.zeros((len(parts), SEGMENT), np.int64), list[tuple[int, ...]](), list[object]()
         row = partial = 0
         for index, part in enumerate(parts):
             blocks, positions = np.array(part.blocks, np.int64), np.ascontiguousarray(part.positions, np.int64)
             mask = np.ascontiguousarray(part.mask)
             fed, window = mask.shape
-            end, cut = part.context + window, len(cuts)
+            end, addresses = part.context + window, [array.ctypes.data for array in (blocks, positions, mask)]
+            segments[index] = (row, fed, part.context, window, *addresses, len(made))
             for start in range(0, end, PART):
-                cuts.append((index, start, min(start + PART, end), partial))
+                made.append((index, start, min(start + PART, end), partial))
                 partial += fed
-            addresses = [array.ctypes.data for array in (blocks, positions, mask)]
-            segments[index] = (row, fed, part.context, window, *addresses, cut)
             referenced += [blocks, positions, mask]
             row += fed
-        arrays = segments, np.array(cuts, np.int64), np.ascontiguousarray(slots)
-        return FlatBatch(first, *arrays, row, partial, tuple(referenced))
-
-    @cached_property
-    def address(self) -> int:
-        """The address of the numbers that describe the batch to the kernels."""
-        arrays = (self.segments, self.cuts)
-        numbers = [number for array in arrays for number in (array.ctypes.data, len(array))]
-        self._numbers = (ctypes.c_int64 * 7)(*numbers, self.slots.ctypes.data, self.rows, self.partial)
-        return ctypes.addressof(self._numbers)
+        cuts, slots = np.array(made, np.int64), np.ascontiguousarray(slots)
+        addresses = [segments.ctypes.data, len(segments), cuts.ctypes.data, len(cuts), slots.ctypes.data]
+        words = (ctypes.c_int64 * 7)(*addresses, row, partial)
+        return FlatBatch(first, row, partial, segments, words, (cuts, slots, *referenced))
 
 
 def _cut(parts: Sequence[Part]) -> Iterator[Part]:

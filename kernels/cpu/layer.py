@@ -56,8 +56,7 @@ def normalise(x, weight, eps, out):
 def _norm(address):
     x, norm, out, rows, width = carray(integers(address), 5)
     weight, eps = carray(floats(norm + 4), width), floats(norm)[0]
-    thread, threads = me(), members()
-    for row in range(thread, rows, threads):
+    for row in range(me(), rows, members()):
         line = carray(floats(out + 4 * row * width), width)
         normalise(carray(floats(x + 4 * row * width), width), weight, eps, line)
 
@@ -70,13 +69,6 @@ def _rotate(head, cos, sin):
         low, high = head[d], head[half + d]
         head[d] = low * cos[d] + high * sin[d]
         head[half + d] = high * cos[half + d] + low * sin[half + d]
-
-
-@jit
-def _gate(gate, up):
-    """gate = silu(gate) * up."""
-    for d in range(len(gate)):
-        gate[d] = gate[d] / (ONE + exp(-gate[d])) * up[d]
 
 
 @jit
@@ -171,8 +163,9 @@ def _gate_product(multiply, weight, x, width, gated, paired, kind, rows, inner, 
         _project(multiply, weight, half + first, half + last, x, width, gated, 2 * inner, rows)
     both, low, high = carray(floats(gated), (rows, 2 * inner)), first * PANEL, last * PANEL
     for row in range(rows):
-        gate = both[row, low:high]
-        _gate(gate, both[row, inner + low : inner + high])
+        gate, up = both[row, low:high], both[row, inner + low : inner + high]
+        for d in range(len(gate)):
+            gate[d] = gate[d] / (ONE + exp(-gate[d])) * up[d]
         _pair(gate, kind, paired + 4 * row * inner + 2 * low)
 
 
@@ -334,9 +327,8 @@ class LayerParts:
     def words(self) -> tuple[Any, Tensor]:
         """What is passed to the kernel, and the settings that it points to."""
         norms = [self.first_norm, self.second_norm, *(self.head_norms or (None, None))]
-        settings = torch.tensor(
-            [self.scale, *(0.0 if norm is None else norm.eps for norm in norms)], dtype=torch.float32
-        )
+        eps = [0.0 if norm is None else norm.eps for norm in norms]
+        settings = torch.tensor([self.scale, *eps], dtype=torch.float32)
         numbers = [
             *(self.width, self.heads, self.kv_heads, self.size, self.inner, self.window or 0, settings.data_ptr()),
             *(0 if norm is None else norm.weight.data_ptr() for norm in norms),
@@ -356,9 +348,8 @@ class CompiledLayers:
         self._addresses = (ctypes.c_int64 * self.count)(*(ctypes.addressof(of.words[0]) for of in parts))
         # What is kept between products, in floats: of a thread, of a row, and of a row in a part of its context.
         self._own_floats = max(own_floats.py_func(of.size) for of in parts)
-        self._row_floats = max(
-            2 * of.width + of.qkv.in_features + 3 * of.inner + 2 * (of.heads + of.kv_heads) * of.size for of in parts
-        )
+        heads = max(2 * (of.heads + of.kv_heads) * of.size for of in parts)
+        self._row_floats = heads + max(2 * of.width + of.qkv.in_features + 3 * of.inner for of in parts)
         self._part_floats = max(of.heads * (of.size + 2) for of in parts)
         self._run, self._multiply = compiled(_layers), multiply_at()
 
@@ -393,7 +384,11 @@ class CompiledLayers:
             self._run(
                 *(x.data_ptr() + first * row, out.data_ptr() + first * row, len(x) * row),
                 *(self.count, ctypes.addressof(self._addresses), ctypes.addressof(stores_at)),
-                *(batch.address, KIND_OF[x.dtype], 0 if projected is None else projected.data_ptr() + first * joined),
+                *(
+                    ctypes.addressof(batch.words),
+                    KIND_OF[x.dtype],
+                    0 if projected is None else projected.data_ptr() + first * joined,
+                ),
                 *(cos.data_ptr() + 4 * first * turn, sin.data_ptr() + 4 * first * turn, turn),
                 *(stores[0].shape[1], scratch.data_ptr(), self._multiply),
             )

@@ -123,12 +123,8 @@ class Panels:
         width = weight.shape[1]
         if pairs and dtype is torch.bfloat16 and width % 2 == 0:
             numbers = numbers.unflatten(1, (-1, 2)).transpose(2, 3)
-        start = (
-            torch.zeros(len(weight), dtype=torch.float32, device="cpu")
-            if bias is None
-            else bias.detach().float().clone()
-        )
-        return Panels(numbers.contiguous(), start, width)
+        start = torch.zeros(len(weight), dtype=torch.float32, device="cpu")
+        return Panels(numbers.contiguous(), start if bias is None else start + bias.detach(), width)
 
     @property
     def pairs(self) -> bool:

@@ -36,12 +36,8 @@ def _library() -> ctypes.CDLL:
     with open("/proc/self/maps", encoding="utf-8") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "omp" in line}
     libraries = [path for path in sorted(paths) if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
-    torch_folder = Path(torch.__file__).resolve().parent
-    beside = [
-        path
-        for path in libraries
-        if {torch_folder, torch_folder.parent / "torch.libs"} & set(Path(path).resolve().parents)
-    ]
+    own = Path(torch.__file__).resolve().parent
+    beside = [path for path in libraries if {own, own.parent / "torch.libs"} & {*Path(path).resolve().parents}]
     if not libraries:
         raise OSError("torch's threads are not OpenMP's")
     library = ctypes.CDLL((beside or libraries)[0])
