@@ -21,7 +21,7 @@ from specscope.cli.streams import say
 from specscope.engine.config import DEFAULT_TREES
 from specscope.engine.prompts import PromptSpec, read_prompts
 from specscope.errors import UserError
-from specscope.plans.costs import Costs, read_costs, write_costs
+from specscope.plans.costs import read_costs, write_costs
 from specscope.plans.plan import LONGEST, TreePlan, describe, parse_plan, plan_dict, translated
 from specscope.terminal import text_console
 from specscope.trace.checked import decoded
@@ -76,8 +76,12 @@ def tune(captures: tuple[str, ...], batch: int, nodes: int, costs: str | None, *
     engine: Any = None
     priced = None if costs is None else read_costs(costs, data.run, batch)
     if priced is None and not no_costs and data.run.is_ours:
-        engine = _engine(data, batch, flags)
-        priced = _measured(engine, data, batch, nodes)
+        engine = _engine(data, batch, flags, check=check)
+        from specscope.measure.step_costs import measure_costs
+        from specscope.measure.tune import work_of
+
+        with reading.progress_bar() as progress:
+            priced = measure_costs(engine, work_of(data, batch), batch, nodes, progress)
         if costs is not None:
             write_costs(costs, priced)
             say(f"wrote {costs}")
@@ -91,7 +95,7 @@ def tune(captures: tuple[str, ...], batch: int, nodes: int, costs: str | None, *
             raise UserError("--check needs a chosen tree, and none was chosen: the costs are unknown")
         from specscope.measure.tune import checked
 
-        engine = engine or _engine(data, batch, flags)
+        engine = engine or _engine(data, batch, flags, check=check)
         with reading.progress_bar() as progress:
             tuning = checked(tuning, data, engine, batch, nodes, prompts, progress)
     if as_json:
@@ -101,7 +105,6 @@ def tune(captures: tuple[str, ...], batch: int, nodes: int, costs: str | None, *
 
 
 def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
-    """The captures of one engine. Raises UserError."""
     readers = [read_capture(path) for path in captures]
     gc.freeze()  # what was read stays until the command ends
     for path, reader in zip(captures, readers, strict=True):
@@ -110,8 +113,7 @@ def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
     return recorded(captures, [reader.history for reader in readers]), warnings
 
 
-def _engine(data: Recorded, batch: int, models: Mapping[str, str | None]) -> Any:  # noqa: ANN401
-    """An engine configured as in the captures. Raises UserError."""
+def _engine(data: Recorded, batch: int, models: Mapping[str, str | None], *, check: bool) -> Any:  # noqa: ANN401
     from specscope.live.start import share_cores, start_engine
     from specscope.measure.judges import audit_options, engine_config_of
 
@@ -122,17 +124,11 @@ def _engine(data: Recorded, batch: int, models: Mapping[str, str | None]) -> Any
     rule = data.run.rule  # costs are of trees too; a chain's is the same under block
     rule = STANDARD if rule == BLOCK or is_own(rule) else rule
     more = {"rule": rule, "max_batch": batch, "kv_memory": max(1.0, batch / 4)}
+    config = engine_config_of(data.run, models["target"], models["draft_model"], **judged.own, **more)
+    if check and config.drafter == "none" != data.run.drafter:
+        raise UserError(f"--check runs the drafter, and {data.run.drafter} is your own: give --drafter module:Class")
     with reading.progress_bar() as progress:
-        config = engine_config_of(data.run, models["target"], models["draft_model"], **judged.own, **more)
         return start_engine(config, lambda what: progress(what, 0, 0))
-
-
-def _measured(engine: Any, data: Recorded, batch: int, nodes: int) -> Costs:  # noqa: ANN401
-    from specscope.measure.step_costs import measure_costs
-    from specscope.measure.tune import work_of
-
-    with reading.progress_bar() as progress:
-        return measure_costs(engine, work_of(data, batch), batch, nodes, progress)
 
 
 def _tree_elsewhere(text: str) -> tuple[str, str]:

@@ -12,7 +12,6 @@ from specscope.analyze.tune.judged import TreeRow
 from specscope.analyze.tune.tuning import Recorded, Tuning, expected
 from specscope.engine.engine import Engine
 from specscope.engine.prompts import PromptSpec, read_prompts
-from specscope.errors import UserError
 from specscope.measure.prompts import PLAIN, unseen_prompts
 from specscope.measure.step_costs import PLAIN as NO_DRAFTER
 from specscope.measure.step_costs import Timed, Work, cost_lanes, in_turn, lanes, middle
@@ -61,8 +60,6 @@ def checked(
     tuning: Tuning, data: Recorded, engine: Engine, batch: int, nodes: int, prompts: str | None, progress: Progress
 ) -> Tuning:
     """The tuning with what its named trees really do on other prompts. Raises UserError."""
-    if engine.config.drafter == "none" != data.run.drafter:
-        raise UserError(f"--check runs the drafter, and {data.run.drafter} is your own: give --drafter module:Class")
     params = _until(params_of(data), min(params_of(data).max_tokens, CHECK_TOKENS))
     if prompts is None:
         seen = [info.prompt for info in _infos(data)]

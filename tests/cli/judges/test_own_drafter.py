@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from specscope import SamplingParams
 from specscope.measure import step_costs
 from tests.measure.head_runs import recorded
@@ -29,10 +27,6 @@ def test_locate_asks_it_again_and_tune_measures_it(tiny, tmp_path, monkeypatch):
     (tmp_path / "p.txt").write_text("abcabc\nx y x y\n")
     tune = ["tune", capture, "--check", f"--prompts={tmp_path}/p.txt", "--nodes=4", "--json", f"--target={tiny}"]
     assert json.loads(run_here([*tune, "--drafter=tests.own:Bigrams"])[1])["choice"]["measured_tokens_per_s"] > 0
+    monkeypatch.setattr("specscope.live.start.start_engine", None)  # what is refused loads nothing
     assert "tests.own:Bigrams is your own: give --drafter module:Class" in run_here(tune)[2]
-
-
-@pytest.mark.parametrize("words", ["diagnose --only=audit", "diagnose --trainer=x", "diagnose --no-audit", "tune"])
-def test_what_asks_no_drafter_refuses_the_flag(words):
-    code, _, err = run_here([*words.split(), EAGLE, "--drafter=tests.own:Bigrams"])
-    assert (code, "leave out --drafter" in err or "drafter is eagle, so leave it out" in err) == (2, True)
+    assert "drafter is eagle, so leave it out" in run_here(["tune", EAGLE, "--drafter=tests.own:Bigrams"])[2]
