@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from benchmarks.cpu import TOKENS, encode, run_prompts
 from benchmarks.paired import PairedSides, Side, measure_paired, show, write_json
 from specscope.debug.answers import StopReason
-from specscope.debug.breakpoints import Breakpoints
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
-from specscope.live.local import session_over
+from specscope.live.local import commands_over
 from specscope.measure.prompts import unseen_prompts
 from specscope.measure.step_costs import machine_info
 from specscope.terminal import text_console
@@ -38,25 +39,24 @@ def run_debug(config: EngineConfig, rounds: int, json_file: str | None) -> None:
     engine = Engine(config)
     prompts = encode(engine, unseen_prompts(PROMPTS))
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
-    twenty = Breakpoints()
-    for event, condition in NEVER * 2:
-        twenty.add(event, condition)
 
     def alone() -> int:
         engine.timeline = None
         return run_prompts(engine, prompts, params)
 
-    def debugged(points: Breakpoints) -> int:
+    def debugged(points: Sequence[tuple[str, str]]) -> int:
         engine.timeline = None
-        session = session_over(engine, points)
+        session = commands_over(engine).session
+        for event, condition in points:
+            session.breakpoints.add(event, condition)
         for prompt in prompts:
             engine.add(prompt, params)
             assert session.cont().reason is StopReason.END
         return sum(len(request.output()) for request in session.history.requests.values())
 
     sides: dict[str, Side] = {
-        "twenty breakpoints": lambda: debugged(twenty),
-        "no breakpoints": lambda: debugged(Breakpoints()),
+        "twenty breakpoints": lambda: debugged(NEVER * 2),
+        "no breakpoints": lambda: debugged(()),
         "no debugger": alone,
     }
     rates = measure_paired(sides, rounds, console, "batch 1")

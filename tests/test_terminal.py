@@ -50,10 +50,10 @@ def test_an_id_and_a_name_are_plain_text_everywhere(words, hostile):
     assert out or "audit" in words  # which asks for a model
 
 
-@pytest.mark.parametrize("words", [["verify"], ["diagnose", "--no-audit"], ["why"]], ids=" ".join)
-def test_a_command_that_is_suggested_is_one_command(words, hostile):
+@pytest.mark.parametrize("verb", ["verify", "diagnose", "why"])
+def test_a_command_that_is_suggested_is_one_command(verb, hostile):
     path, _ = hostile
-    _, out, _ = run_here([*words, str(path)])
+    _, out, _ = run_here([verb, str(path)])
     found = [line[line.index("specscope ") :] for line in out.splitlines() if "specscope " in line and "touch" in line]
     assert found
     for command in found:

@@ -182,7 +182,6 @@ def read_sources(params: dict[str, Any]) -> None:
 
 
 def _of_run(capture: str, run: str) -> CaptureSource:
-    """A capture of which this run is read."""
     file, place = split_file(capture)
     source = CaptureSource.of(file)
     ids = {each.run for each in map(CaptureSource.of, every_run(source)) if each.run.startswith(run)}

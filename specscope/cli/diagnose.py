@@ -186,7 +186,6 @@ class JudgeFlags:
     as_json: bool = False
 
     def check(self, captures: tuple[str, ...]) -> None:
-        """Refuse flags that do not go together. Raises UserError."""
         place = next((capture for capture in captures if split_file(capture)[1]), None)
         if self.only != "locate" and (self.stages or self.screen or place):
             what = f"{place} names a place: give the whole capture or add" if place else "--stage and --screen need"
@@ -212,7 +211,6 @@ class JudgeFlags:
         return reader
 
     def models(self, history: History, sample: int | None) -> Options:
-        """The models that judge. Raises UserError."""
         from specscope.measure.judges import audit_options
 
         return audit_options(history, self.target, self.draft_model, sample, self.drafter)
@@ -238,7 +236,6 @@ class JudgeFlags:
 
 
 def _examine(file: str, asked: JudgeFlags) -> Mapping[str, Any]:
-    """Diagnose a capture. Raises UserError."""
     from specscope.analyze.diagnose.text import render_diagnosis
 
     reader = asked.read(file)

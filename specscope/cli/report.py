@@ -100,11 +100,11 @@ def open_recording(lifetime: Lifetime, file: str) -> None:
     slider. X#REQUEST@STEP opens at that step of that request; on the screen, y copies this reference.
     """
     with ends_at_once():
-        from specscope.tui.app import run_app
-
         file, start = split_reference(file)
         reader = CaptureReader(file)
         need_terminal(f"specscope report {shell_word(file)}")
+        from specscope.tui.app import run_app
+
         reader.read(0.1)
     run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)
     warn(*reader.warnings)
@@ -260,7 +260,6 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
 
 
 def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The files of both sides. Raises UserError."""
     if len(captures) == 2 and not others:  # two sides, each of which may be several engines
         captures, others = watched(captures[0]), watched(captures[1], since=captures[0])
     else:

@@ -109,7 +109,6 @@ def _beside_screen(lifetime: Lifetime, grace: float) -> int:
 
 
 def _options(flags: dict[str, Any]) -> ServeOptions:
-    """Take the server's own flags out of `flags`. Raises UserError."""
     from specscope.remote.http import Limits
     from specscope.serve.service import ServeOptions
 

@@ -122,7 +122,6 @@ class Breakpoint:
         return holds != (before is not None and self._expression is not None and self._expression(before))
 
     def describe(self) -> str:
-        """The breakpoint as it was typed."""
         if self.watch:
             return f"watch {self.condition}"
         text = f"break {self.kind.value}"
@@ -160,13 +159,6 @@ class Breakpoints:
         self.points[point.number] = point
         return point
 
-    def get(self, number: int) -> Breakpoint:
-        """The breakpoint of that number. Raises UserError."""
-        if number not in self.points:
-            known = ", ".join(map(str, self.points)) or "none"
-            raise UserError(f"there is no breakpoint {number}; there are: {known}")
-        return self.points[number]
-
     def delete(self, words: Sequence[str] = ()) -> list[Breakpoint]:
         """Delete those of the numbers or at the events that are named, or all. Raises UserError and deletes none where
         there is none of a name.
@@ -178,8 +170,11 @@ class Breakpoints:
 
     def _named(self, word: str) -> list[Breakpoint]:
         number = whole(word)
+        if number in self.points:
+            return [self.points[number]]
         if number is not None:
-            return [self.get(number)]
+            known = ", ".join(map(str, self.points)) or "none"
+            raise UserError(f"there is no breakpoint {number}; there are: {known}")
         kind = _event(word)
         there = [point for point in self.points.values() if point.kind is kind and not point.watch]
         if not there:
@@ -187,7 +182,6 @@ class Breakpoints:
         return there
 
     def shown(self) -> tuple[BreakpointInfo, ...]:
-        """All breakpoints, as a screen shows them."""
         return tuple(BreakpointInfo(p.number, p.describe(), p.hits) for p in self.points.values())
 
     @property
@@ -210,8 +204,7 @@ class Breakpoints:
 
 def _event(name: str) -> EventKind:
     """The event of that name or unique prefix. Raises UserError."""
-    matches = [kind for kind in EventKind if kind.value.startswith(name)] if name else []
-    exact = [kind for kind in matches if kind.value == name]
-    if len(exact or matches) != 1:
+    matches = [kind for kind in EventKind if name and kind.value.startswith(name)]  # no name begins another
+    if len(matches) != 1:
         raise UserError(f"unknown event {short(name)}: use {', '.join(kind.value for kind in EventKind)}")
-    return (exact or matches)[0]
+    return matches[0]

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Sequence
 from specscope.debug import show
 from specscope.debug.answers import Answer, Stop, StopReason
 from specscope.debug.breakpoints import EventKind, types_of
-from specscope.debug.command_table import COMMANDS, FORK_TAKES, INFO_TAKES, command, find, help_all, help_of
+from specscope.debug.command_table import (
+    COMMANDS,
+    FORK_TAKES,
+    INFO_TAKES,
+    ConsoleCommand,
+    command,
+    find,
+    help_all,
+    help_of,
+)
 from specscope.debug.forked import Forked
 from specscope.debug.kv_check import KVCheck, kv_check_text
 from specscope.debug.session import Session
@@ -74,43 +83,32 @@ class Commands:
         look are about it; those that move the run go on from where the engine stands, and say so.
         """
         self._stop = None
-        line = " ".join(line.splitlines())  # pasted text may have ends of lines in it
-        history, name = self.session.history, (self._meant(line).split() or [""])[0]
+        typed = " ".join(line.splitlines())  # pasted text may have ends of lines in it
+        line, command, history = self._meant(typed), self.command_of(typed), self.session.history
+        if command is None:
+            return Answer(typed, "")
         goes_on = "" if viewed is None else goes_on_text(history.last_step, viewed) + "\n"
-        if viewed is not None and name and find(name).looks:
+        if viewed is not None and command.looks:
             self.session.viewed = history.position_of(viewed)
             if self.session.viewed is None:
                 raise UserError(f"step {viewed} is no longer part of the run")
+        self._last = line if command.repeats else ""
         try:
-            text = self._obey(line)
+            text: str = getattr(self, command.method)(line.partition(" ")[2].strip())
         finally:
             self.session.viewed = None
         text = f"{goes_on}{text}" if self._stop is not None else text
-        return Answer(line, printable(text, keep="\n"), self._stop)  # the text may quote prompts and outputs
-
-    def _obey(self, line: str) -> str:
-        line = self._meant(line)
-        if not line:
-            return ""
-        name, _, rest = line.partition(" ")
-        command = find(name)
-        self._last = line if command.repeats else ""
-        done: str = getattr(self, command.method)(rest.strip())
-        return done
+        return Answer(typed, printable(text, keep="\n"), self._stop)  # the text may quote prompts and outputs
 
     def _meant(self, line: str) -> str:
         """The line without comments; an empty line repeats the last one, if that may be repeated."""
         line = line.strip()
         return "" if line.startswith("#") else line or self._last
 
-    def is_passive(self, line: str) -> bool:
-        """Whether a line neither moves the run nor looks at where it stands. Raises UserError for no command."""
-        meant = self._meant(line)
-        return not meant or find(meant.split()[0]).passive
-
-    def moves(self, line: str) -> bool:
-        """Whether a line may move the run. Raises UserError for no command."""
-        return not self.is_passive(line) and not find(self._meant(line).split()[0]).looks
+    def command_of(self, line: str) -> ConsoleCommand | None:
+        """The command of a line; None for a comment and for nothing. Raises UserError for no command."""
+        words = self._meant(line).split()
+        return find(words[0]) if words else None
 
     def complete(self, line: str) -> list[str]:
         """Completions: commands, events, names of the evidence."""
@@ -133,7 +131,6 @@ class Commands:
         return "\n".join(line for line in lines if line)
 
     def reach(self, stop: Stop) -> None:
-        """Make the stop's request and node the current ones."""
         self._stop = stop
         if stop.hits:  # the current request stays where it is among them
             hit = next((hit for hit in stop.hits if hit.request == self.session.request), stop.hits[0])
@@ -348,7 +345,6 @@ class Commands:
         return self.forked.describe(self.session.history.vocabulary)
 
     def _node_number(self, text: str) -> int:
-        """A node of the current request's step."""
         part = self.session.part
         number = whole(text)
         if part is None or number is None or number >= len(part.tree):

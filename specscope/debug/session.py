@@ -42,13 +42,12 @@ class Session:
         self,
         history: History | None = None,
         engine: Steppable | None = None,
-        breakpoints: Breakpoints | None = None,
         *,
         position: int = -1,
     ) -> None:
         """`position` is where to begin in a capture."""
         self.history, self.engine = history or History(), engine
-        self.breakpoints = breakpoints or Breakpoints()
+        self.breakpoints = Breakpoints()
         if engine is not None:
             engine.keep_timeline()
             self.history.limit = self.history.limit or KEPT
@@ -125,7 +124,9 @@ class Session:
     def advance(self) -> Stop | None:
         """Run one step of the engine: why the run stops after it, None if it goes on. A worker runs on this alone."""
         record = self._engine_step()
-        return self._end() if record is None else self.breakpoints.check(record, self.history)
+        if record is None:
+            return self._stop(StopReason.END, moved=False)
+        return self.breakpoints.check(record, self.history)
 
     def _engine_step(self) -> StepRecord | None:
         """Run one step, whatever the breakpoints are; None if nothing is left to run."""
@@ -134,9 +135,6 @@ class Session:
         record = self.engine.step()
         self.history.append(record)
         return record
-
-    def _end(self) -> Stop:
-        return Stop(StopReason.END, self.history.last_step, moved=False)
 
     def _advance(self) -> StepRecord | None:
         """Advance by one step, of the engine or of the capture; None at the end."""
@@ -174,7 +172,6 @@ class Session:
         return self._run()
 
     def next(self, count: int = 1) -> Stop:
-        """Run engine steps; breakpoints stop them too."""
         taken = counting(1)
         return self._run(lambda record: Stop(StopReason.STEP, record.step) if next(taken) == count else None)
 
@@ -183,7 +180,7 @@ class Session:
         if self.engine is None:
             return self.next()
         if not self.engine.busy:
-            return self._end()
+            return self._stop(StopReason.END, moved=False)
         record = self.engine.phase()
         if record is None:
             return Stop(StopReason.PHASE, self.engine.steps, phase=self.engine.current.phases[-1].name)
@@ -208,7 +205,6 @@ class Session:
         return self._run(ended)
 
     def until(self, condition: str) -> Stop:
-        """Go on until a condition on a request's step holds."""
         wanted = Expression(condition, types_of(EventKind.STEP))
 
         def holds(record: StepRecord) -> Stop | None:

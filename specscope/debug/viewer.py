@@ -98,7 +98,8 @@ class Viewer:
             self._commands.session.typical = self.typical
         if (engine := self.engine) is not None:
             with suppress(UserError):  # the engine's debugger reports unknown commands
-                self.follow = self.follow or self._commands.moves(line)
+                command = self._commands.command_of(line)
+                self.follow = self.follow or not (command is None or command.passive or command.looks)
             steps, last = self.history.steps, len(self.history.steps) - 1
             engine.ask("debug", (line, steps[self.position].step if 0 <= self.position < last else None))
             return
@@ -134,7 +135,6 @@ class Viewer:
 
     @property
     def points(self) -> tuple[BreakpointInfo, ...]:
-        """The breakpoints of the debugger that `debug` uses."""
         if self.engine is not None:
             return self.engine.points
         return () if self._commands is None else self._commands.session.breakpoints.shown()
@@ -152,13 +152,11 @@ class Viewer:
         return viewer
 
     def _warn(self) -> None:
-        """Show what is wrong with the capture."""
         if self.reader is not None and self.reader.warnings:
             self.news.append(Notice("\n".join(self.reader.warnings)))
 
     @property
     def reading(self) -> bool:
-        """True while a capture has more to read."""
         return self.reader is not None and not self.reader.done
 
     @property
@@ -171,7 +169,6 @@ class Viewer:
 
     @property
     def live(self) -> bool:
-        """True where an engine can still produce steps."""
         return self.control is not None and self.control.status != "ended"
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,19 +40,19 @@ class DistributionView:
             top=tuple(TopToken(other, float(probs[other])) for other in best if probs[other] > 0),
             entropy=abs(float((exact * np.log(exact)).sum())),
             prob=float(probs[token]),
-            rank=_rank(probs, token),
+            rank=rank_of(probs, token),
             outside=outside,
         )
 
     @property
     def place(self) -> str:
-        """The token's probability and rank."""
         if self.outside:
             return "outside the draft vocabulary"
         return "0: excluded" if self.rank is None else f"{probability(self.prob)}, rank {self.rank:,}"
 
 
-def _rank(probs: Probs, token: int) -> int | None:
+def rank_of(probs: Probs, token: int) -> int | None:
+    """How many are likelier, and itself; None where its probability is 0."""
     return 1 + int((probs > probs[token]).sum()) if probs[token] > 0 else None
 
 
@@ -121,37 +120,10 @@ class NodeView:
 
     @property
     def source(self) -> str:
-        """Where these numbers come from, in words."""
         return "recomputed in separate KV blocks" if self.computed else "the tensors that the step used"
 
 
-def viewed(
-    *,
-    token: int,
-    raw: Probs,
-    p: Probs,
-    draft: Probs | None,
-    q: Probs | None,
-    outside: bool = False,
-    **about: Any,  # noqa: ANN401
-) -> NodeView:
-    """What people look at of the [V] rows at a place. `outside`: whether the token is outside the draft vocabulary;
-    `about`: where the place is, and the other fields of a NodeView.
-    """
-    return NodeView(
-        token=token,
-        raw=DistributionView.of(raw, token),
-        p=DistributionView.of(p, token),
-        draft=None if draft is None else DistributionView.of(draft, token, outside=outside),
-        q=None if q is None else DistributionView.of(q, token),
-        choice_rank=None if draft is None else _rank(draft, int(raw.argmax())),
-        kl=None if draft is None else _kl(raw, draft),
-        tv=None if draft is None else float(np.abs(raw - draft).sum() / 2),
-        **about,
-    )
-
-
-def _kl(p: Probs, q: Probs) -> float:
+def kl_of(p: Probs, q: Probs) -> float:
     """KL(p || q) in nats over the tokens that the drafter knows, p renormalised there."""
     known = (q > 0) & (p > 0)
     there = p[known] / p[q > 0].sum(dtype=np.float64)
@@ -175,7 +147,6 @@ def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
 
 
 def _cells(name: str, column: DistributionView, token: int, vocabulary: Vocabulary) -> Iterator[str]:
-    """A column's lines, all of one width."""
     texts = [(f"{'▸' if top.token == token else ' '}{vocabulary.show(top.token)}", top.prob) for top in column.top]
     width = max([len(name) - 8, *(len(text) for text, _ in texts[:SHOWN])])
     yield f"{name:<{width + 8}}"

@@ -66,7 +66,6 @@ def _prefill(runner: ModelRunner, tokens: Sequence[int]) -> tuple[BlockTable, li
 def _compare(
     model: str, cache: KVCache, held: BlockTable, fresh: KVCache, table: BlockTable, tokens: Sequence[int]
 ) -> KVCompared:
-    """Compare each place of a table with the same place of a table in a fresh cache."""
     tolerance = TOLERANCE.get(cache.dtype, max(TOLERANCE.values()))
     there = min(len(tokens), len(held.blocks) * BLOCK_SIZE)
     slots = held.slots(0, there)

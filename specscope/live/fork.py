@@ -45,18 +45,9 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
 
 
 def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -> Request:
-    """The copy of the request, with its tokens and parameters."""
     params = dataclasses.replace(request.params, **changes.params)
-    twin = Request(
-        id=f"{request.id}'",
-        prompt=request.prompt,
-        prompt_tokens=list(request.prompt_tokens),
-        params=params,
-        labels=request.labels,
-        arrival_ns=request.arrival_ns,
-        title=request.title,
-    )
-    twin.allowed = forms.allowed(params)
+    told = (request.prompt, list(request.prompt_tokens), params, request.labels, request.arrival_ns)
+    twin = Request(f"{request.id}'", *told, title=request.title, allowed=forms.allowed(params))
     twin.tokens = tokens
     return twin
 
@@ -70,17 +61,13 @@ def beside(engine: Engine, changes: Changes) -> Engine:
     same = (config.drafter, config.draft_model) == (engine.config.drafter, engine.config.draft_model)
     other = engine.drafter if same else None
     drafter = make_drafter(config, loaded, engine.tokenizer, cache.pool.blocks, cache.backend, lambda _: None, other)
+    tree = "" if config.plan is None else str(config.plan)
     parts = Parts(
         runner=ModelRunner(loaded, 0, drafter.aux_layers, cache=cache),
         drafter=drafter,
         tokenizer=engine.tokenizer,
         vocabulary=engine.vocabulary,
         max_context=engine.max_context,
-        run_info=dataclasses.replace(
-            engine.run_info,
-            drafter=drafter.name,
-            tree="" if config.plan is None else str(config.plan),
-            rule=config.rule,
-        ),
+        run_info=dataclasses.replace(engine.run_info, drafter=drafter.name, tree=tree, rule=config.rule),
     )
     return Engine(config, parts=parts, changes=changes)

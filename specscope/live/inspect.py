@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.debug.views import NodeView, Probs, Removed, TopToken, viewed
+from specscope.debug.views import DistributionView, NodeView, Probs, Removed, TopToken, kl_of, rank_of
 from specscope.engine.engine import Engine
 from specscope.engine.request import Turn
 from specscope.errors import UserError
@@ -46,7 +47,6 @@ class PartTensors:
     notes: tuple[str, ...] = ()
 
     def path(self, node: int) -> list[int]:
-        """Drafted tokens down to a node; none for ROOT."""
         tree = self.draft.tree
         return [] if node == ROOT else [int(tree.token[i]) for i in tree.path_to(node)]
 
@@ -123,18 +123,22 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     limits = None if allowed is None else allowed.rows(context.tokens[context.prompt_len :], [path])
     refused = () if limits is None or not limits.any() else (_refused(moved[0], limits, context.params),)
     moved = (moved if limits is None else mask_(moved.clone(), limits))[0]
-    return viewed(
+    raw, drafted = _array(logits.softmax(-1)), None if draft is None else _array(draft.softmax(-1))
+    outside = draft is not None and bool(draft[token] == -torch.inf)
+    return NodeView(
         request=context.request,
         step=seen.step,
         index=seen.index,
         node=node,
         token=token,
-        raw=_array(logits.softmax(-1)),
-        p=_array(chosen if isinstance(p, Chosen) else p.row),
-        draft=None if draft is None else _array(draft.softmax(-1)),
-        q=None if q is None else _array(q),
-        outside=draft is not None and bool(draft[token] == -torch.inf),
+        raw=DistributionView.of(raw, token),
+        p=DistributionView.of(_array(chosen if isinstance(p, Chosen) else p.row), token),
+        draft=None if drafted is None else DistributionView.of(drafted, token, outside=outside),
+        q=None if q is None else DistributionView.of(_array(q), token),
         removed=(*refused, *_removed(moved, context.params)),
+        choice_rank=None if drafted is None else rank_of(drafted, int(raw.argmax())),
+        kl=None if drafted is None else kl_of(raw, drafted),
+        tv=None if drafted is None else float(np.abs(raw - drafted).sum() / 2),
         computed=seen.computed,
         notes=(*seen.notes, *_contradictions(engine, seen)),
     )

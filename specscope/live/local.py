@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from specscope.debug.breakpoints import Breakpoints
 from specscope.debug.command_table import FORK_PARAMS
 from specscope.debug.commands import Commands, WhatIf
 from specscope.debug.forked import Forked
@@ -37,14 +36,10 @@ from specscope.trace.record.rules import MATCH
 USAGE = "write NAME=VALUE, such as temperature=0.7; help fork lists every NAME"
 
 
-def session_over(engine: Engine, breakpoints: Breakpoints | None = None) -> Session:
-    """A session that runs `engine`, which must not have run yet where going back to its start is wanted."""
-    return Session(History(run=engine.run_info, vocabulary=engine.vocabulary), engine, breakpoints)
-
-
 def commands_over(engine: Engine) -> Commands:
-    """The console's commands over such a session, with forks and distributions."""
-    return Commands(session_over(engine), EngineWhatIf(engine))
+    """The console's commands over an engine, which must not have run yet where going back to its start is wanted."""
+    session = Session(History(run=engine.run_info, vocabulary=engine.vocabulary), engine)
+    return Commands(session, EngineWhatIf(engine))
 
 
 def live_commands(config: EngineConfig, specs: Sequence[PromptSpec]) -> Commands:
@@ -210,7 +205,6 @@ class EngineWhatIf(WhatIf):
 
 
 def _upto(steps: Sequence[RequestStep], tokens: int) -> tuple[RequestStep, ...]:
-    """The first steps that together emit so many tokens."""
     made = accumulate((step.emitted for step in steps), initial=0)
     return tuple(step for step, before in zip(steps, made, strict=False) if before < tokens)
 

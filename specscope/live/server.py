@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.debug.answers import Answer, LookRefused, News, Notice, PromptRefused
 from specscope.debug.breakpoints import BreakpointInfo
-from specscope.debug.command_table import find
 from specscope.debug.commands import Commands, goes_on_text
 from specscope.debug.session import Session
 from specscope.debug.viewer import Verb
@@ -153,13 +152,13 @@ class _Server:
     def _debug(self, line: str, viewed: int | None = None) -> None:
         """A line for the debugger. One that moves or looks pauses the engine; others let it run."""
         with self._answering(lambda why: Answer(line, why)):
-            passive, words = self.debugger.is_passive(line), line.split()
-            if words and not passive and find(words[0]).name == "continue":
+            command = self.debugger.command_of(line)
+            if command is not None and command.name == "continue":
                 self.paused = False
                 if viewed is not None:
                     self.send(Notice(goes_on_text(self.session.history.last_step, viewed)))
                 return
-            if not passive:
+            if command is not None and not command.passive:
                 self.paused, self.single = True, 0
             before = self.debugger.forked
             self._tell(self.debugger.answer(line, viewed))
@@ -209,13 +208,6 @@ def share_no_bars() -> None:
     tqdm.set_lock(threading.RLock())
 
 
-def redirect_output(pipe: Connection) -> None:
-    """The process's side: standard output and standard error go down the pipe from now on."""
-    for number in (1, 2):
-        os.dup2(pipe.fileno(), number)
-    pipe.close()
-
-
 def serve(
     commands: Connection,
     news: Connection,
@@ -225,7 +217,9 @@ def serve(
     paused: bool,
 ) -> None:
     """The worker process's main function. `output`: where what libraries print goes."""
-    redirect_output(output)
+    for number in (1, 2):
+        os.dup2(output.fileno(), number)
+    output.close()
     end_with_parent()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # while it loads
     server = _Server(commands, news, paused)

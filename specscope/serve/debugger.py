@@ -58,7 +58,8 @@ class ServedCommands(Commands):
     def _run_here(self, line: str) -> str:
         debugger = self._debugger
         debugger.asked = False
-        if line.split() and (not self.is_passive(line) or line.split()[0] == "pause"):
+        command = self.command_of(line)
+        if command is not None and not command.passive:
             debugger.thread.held = True
         debugger.driven = True
         try:

@@ -75,11 +75,11 @@ def test_a_rule_is_found_behind_noise(seed, miss, false, depth):
 )
 def test_noise_has_no_condition(share):
     found = 0
-    for seed in range(50):
+    for seed in range(100):
         facts = random_facts(seed, items=600)
         differs = np.random.default_rng(1000 + seed).random(600) < share
         found += find(facts, differs) is not None
-    assert found <= 2
+    assert found <= 5
 
 
 def test_items_of_a_cluster_count_as_one():

@@ -64,14 +64,12 @@ def test_several_captures_on_a_side(runs):
     [
         ("tau drops > 2%", 1),
         ("tau drops > 60%", 0),
-        ("tau rises > 0", 0),
         ("rate differs > 5% or tau rises > 1%", 1),
         ("depth 1 rate drops > 0.01", 1),
         ("tokens per step drops > 1%", 1),
-        ("whole paths rises > 0", 0),
         ("tau where label kind is code drops > 1%", 1),
         ("tau where kind is prose rises > 0 or tau where after is full drops > 90%", 0),
-        ("requests drops > 0 or output tokens < 960 or drafts drops > 0", 0),
+        ("requests drops > 0 or output tokens < 960 or whole paths rises > 0", 0),
         ("drafted > 9000 or output tokens < 961", 1),
     ],
 )
@@ -113,30 +111,3 @@ def test_every_setting_that_can_explain_a_difference_is_named_and_differences_of
     assert f"Only the configured settings differ ({every})." in out
     assert "depth 2 rate 33.3% 17.1% -16.3 points -22.7 to -5.8 31.1 points" in out
     assert "All 3 pairs diverge: the sampling parameters differ." in out
-
-
-BAD = [
-    ((), "give two captures"),
-    ((SAMPLED,), "give two captures"),
-    ((SAMPLED, EAGLE, NGRAM), "give two captures"),
-    (("--with", SAMPLED), "give two captures"),
-    ((SAMPLED, "--with"), "requires an argument"),
-    ((SAMPLED, SAMPLED, "--with", EAGLE), "given twice"),
-    ((SAMPLED, "nothing.jsonl"), "cannot read"),
-    ((SAMPLED, __file__), "not a capture"),
-    ((SAMPLED, EAGLE, "--fail-if", "tau falls"), "--fail-if"),
-    ((SAMPLED, EAGLE, "--fail-if", "tau where kind is code drops > 1%"), "do not show this figure"),
-    ((SAMPLED, EAGLE, "--fail-if", "length drops > 1%"), "tokens per step, whole paths"),
-    ((SAMPLED, EAGLE, "--fail-if", "depth 99 rate drops > 1%"), "do not show this figure"),
-    ((SAMPLED, EAGLE, "--screen", "--json"), "--screen shows a screen"),
-    ((SAMPLED, EAGLE, "--screen"), "needs a terminal"),
-]
-
-
-@pytest.mark.parametrize(("words", "says"), BAD)
-def test_bad_input_is_one_line_and_exit_code_2(words, says):
-    code, out, err = compare(*words)
-    assert code == 2
-    assert out == "" if "--json" not in words else json.loads(out)["exit"] == 2
-    assert says in err
-    assert err.count("\n") == 1

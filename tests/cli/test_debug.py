@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.support.commands import specscope
 from tests.waiting import HANG_SECONDS, until
@@ -36,10 +35,6 @@ def test_a_reference_opens_a_recording_at_that_step(tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert "r0@2" in ran.stdout.splitlines()[0]
     assert ran.stdout.splitlines()[-1] == "2"
-    for reference, why in ((f"{PLANTED}#r0@999", "has no step 999"), (f"{PLANTED}#r99@0", "there is no request")):
-        ran = debug(reference, text="")
-        assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
-        assert why in ran.stderr
 
 
 BAD_SCRIPT = "next\nbreak reject if pp > 1\nnonsense\nprint step\n"
@@ -55,26 +50,6 @@ def test_a_script_runs_on_after_a_refused_line_and_ends_with_2(tmp_path):
     assert "line 2: there is no field pp here" in first
     assert "line 3: unknown command 'nonsense'" in second
     assert last.endswith("script: 2 commands failed, the first in line 2")
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ([], "nothing to debug"),
-        (["nothing.jsonl"], "there is no file nothing.jsonl"),
-        (["none.sock"], "there is no file none.sock; a prompt contains spaces or is one plain word"),
-        (["no/where"], "there is no file no/where"),
-        ([PLANTED, "a prompt"], "is a capture, so debug takes no prompts with it"),
-        ([PLANTED, PLANTED], "is a capture, so debug takes no prompts with it"),
-        (["http://127.0.0.1:8000/metrics"], "is not a trace's address"),
-        ([PLANTED, "--commands", "nowhere"], "cannot read the commands in nowhere"),
-    ],
-)
-def test_what_cannot_be_run_is_one_line(words, why):
-    ran = debug(*words, text="")
-    assert ran.returncode == 2
-    assert why in ran.stderr
-    assert "Traceback" not in ran.stderr
 
 
 def test_ctrl_c_stops_a_live_run_between_two_steps(tiny):

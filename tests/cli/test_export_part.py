@@ -13,7 +13,6 @@ from tests.support.commands import run_here
 from tests.test_traces import TRACES
 
 PLANTED, EAGLE = str(TRACES / "planted.jsonl"), str(TRACES / "eagle.jsonl")
-COUNTS = str(Path(__file__).parents[1] / "data" / "vllm" / "watched.jsonl")
 
 
 def extracted(folder, *words):
@@ -82,28 +81,6 @@ def test_the_planted_bug_is_found_in_the_part_that_has_it(place, tmp_path):
     path, _ = extracted(tmp_path, f"{PLANTED}#{place}")
     (found,) = answer(["diagnose", "--no-audit", path], code=1)["captures"]
     assert found["suspects"][0]["cause"] == "draft_position"
-
-
-@pytest.mark.parametrize(
-    ("places", "why"),
-    [
-        ([f"{EAGLE}#r9"], "there is no request 'r9'; there are: 'r0', 'r1', 'r2'"),
-        ([f"{EAGLE}#r0@99"], "'r0' has no step 99; its steps: 0 to 13"),
-        ([f"{EAGLE}#r0@3:99"], "'r0' has no step 99; its steps: 0 to 13"),
-        ([f"{EAGLE}#r0@7:3"], "r0 has no steps from 7 to 3"),
-        ([f"{EAGLE}#r0@3/1"], "r0@3/1 names a node: write a step, such as r0@3"),
-        ([f"{EAGLE}#r0@x"], "write a step number after @"),
-        ([EAGLE], f"part.jsonl takes a part of {EAGLE}: name a request after #, such as {EAGLE}#r0"),
-        ([f"{EAGLE}#r0", f"{PLANTED}#r0"], f"{PLANTED} and {EAGLE} are different captures: "),
-        ([f"{COUNTS}#r0"], "cannot be exported in part: the capture holds counts only"),
-        (["none.jsonl#r0"], "cannot read none.jsonl: No such file or directory"),
-    ],
-)
-def test_what_is_not_there_is_refused_in_a_line(places, why, tmp_path):
-    code, out, err = run_here(["export", *places, "-o", str(tmp_path / "part.jsonl")])
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert why in err
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_an_output_may_replace(tmp_path):

@@ -58,12 +58,6 @@ def test_an_installation_without_extras_has_every_verb():
     assert (done.stdout.split(), done.stderr) == (list(cli.commands), "")
 
 
-def test_every_verb_is_in_one_group():
-    named = [name for names in GROUPS.values() for name in names]
-    assert len(named) == len(set(named))
-    assert set(named) - {"why"} == set(cli.commands) - {"why"}
-
-
 def test_the_help_has_the_verbs_in_groups_with_an_example_each():
     code, out, _ = run_here(["--help"])
     assert code == 0

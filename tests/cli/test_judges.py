@@ -39,27 +39,28 @@ def change(folder):
     save_file(tensors, file, metadata={"format": "pt"})
 
 
+def headed(model, head):
+    return history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
+
+
 def test_a_capture_tells_where_its_models_lay_and_what_they_were(model, head):
-    run = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3").run
+    history = headed(model, head)
+    run = history.run
     assert (run.target_path, run.draft_path) == (str(model), str(head))
     assert len(run.target_digest) == len(run.draft_digest) == 32
+    options = audit_options(history, None, None, None)  # and they are used where they are that still
+    assert (options.target.path, options.draft.path) == (str(model), str(head))
+    assert (options.notes, options.why_no_draft) == ((), "")
+    again = engine_config_of(run, None, None)
+    assert (again.target, again.draft_model) == (str(model), str(head))
     some = history_of(target=str(model), drafter="draft_model", draft_model="self:2", tree="3").run
     assert (some.draft_path, some.draft_digest) == ("self:2", f"{run.target_digest}:2")
     none = history_of(target=str(model), drafter="none").run
     assert (none.target_digest, none.draft_path, none.draft_digest) == (run.target_digest, "", "")
 
 
-def test_the_captures_own_models_are_used_where_they_are_what_they_were(model, head):
-    history = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
-    options = audit_options(history, None, None, None)
-    assert (options.target.path, options.draft.path) == (str(model), str(head))
-    assert (options.notes, options.why_no_draft) == ((), "")
-    again = engine_config_of(history.run, None, None)
-    assert (again.target, again.draft_model) == (str(model), str(head))
-
-
 def test_a_head_of_another_kind_is_refused_as_what_it_is(model, head):
-    history = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
+    history = headed(model, head)
     (head / "config.json").write_text('{"architectures": ["DFlash2DraftModel"]}')
     said = f"{head} holds a drafter of the kind DFlash2: audit judges EAGLE, EAGLE-3, P-EAGLE and DFlash heads"
     options = audit_options(history, None, None, None)
@@ -80,7 +81,7 @@ def test_another_target_in_its_place_is_not_used(model):
 
 
 def test_another_head_in_its_place_is_not_used(model, head):
-    history = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
+    history = headed(model, head)
     change(head)
     options = audit_options(history, None, None, None)
     assert options.draft is None
@@ -93,7 +94,7 @@ def test_another_head_in_its_place_is_not_used(model, head):
 
 
 def test_what_is_gone_is_named_with_its_flag(model, head):
-    history = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
+    history = headed(model, head)
     shutil.rmtree(head)
     said = "the head head was not found: give --draft-model HEAD"
     assert audit_options(history, None, None, None).why_no_draft == said

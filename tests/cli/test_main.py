@@ -15,7 +15,7 @@ from specscope.trace.wire.reading import read_capture
 from tests.processes import room_for
 from tests.searching import of_file, tells
 from tests.support import records as made
-from tests.support.commands import run_apart, specscope
+from tests.support.commands import specscope
 from tests.tiny import write_tiny_model
 from tests.trace.strategies import RUN
 
@@ -40,9 +40,9 @@ def model(tiny):
 def captured(tmp_path_factory, prompts, model):
     path = tmp_path_factory.mktemp("captured") / "run.jsonl"
     words = ["capture", prompts, "-o", path, "--max-tokens", 20, "--ignore-eos", *model]
-    code, _, err = run_apart(map(str, words))
-    assert code == 0, err
-    return path, err
+    done = specscope(*words)
+    assert done.returncode == 0, done.stderr
+    return path, done.stderr
 
 
 def test_capture_and_report(captured):
@@ -126,61 +126,16 @@ def test_doctor_finds_this_machine():
     assert "fast path          fuse: disabled by SPECSCOPE_DISABLE" in off.stdout
 
 
-BAD = {
-    "output in no folder": (["capture", "P", "-o", "./no/where.jsonl", "TINY"], "cannot write ./no/where.jsonl"),
-    "tree for no drafter": (["capture", "P", "-o", "O", "--drafter", "none", "--tree", "3"], "the drafter is none"),
-    "a rule that there is not": (["capture", "P", "-o", "O", "TINY", "--rule", "best"], "standard"),
-    "block verification of a tree": (["capture", "P", "-o", "O", "TINY", "--rule", "block"], "takes a chain"),
-    "no head given": (["capture", "P", "-o", "O", "TINY", "--drafter", "eagle"], "needs --draft-model: the folder"),
-    "tree the drafter cannot draw": (
-        ["capture", "P", "-o", "O", "--drafter", "ngram", "--tree", "[(0,), (1,), (0, 0)]"],
-        "WIDTHxDEPTH",
-    ),
-    "draft model missing": (["capture", "P", "-o", "O", "--drafter", "draft_model"], "needs --draft-model"),
-    "other vocabulary": (["capture", "P", "-o", "O", "--draft-model", "OTHER", "TINY"], "vocabulary (310)"),
-    "device without memory": (["capture", "P", "-o", "O", "--device", "meta", "TINY"], "'meta' is not supported"),
-    "device that is not there": (["capture", "P", "-o", "O", "--device", "cuda:99", "TINY"], "CUDA device"),
-    "replay of nothing": (["open", "./none.jsonl"], "cannot read none.jsonl: No such file"),
-    "report of no capture": (["report", "P"], "is a file of prompts, not a capture"),
-    "unknown verb": (["fly"], "No such command 'fly'"),
-    "misspelt verb": (["verfy", "x"], "No such command 'verfy': did you mean verify? (see specscope --help)"),
-    "verb of another tool": (["diff", "a", "b"], "No such command 'diff': did you mean compare?"),
-    "file without a verb": (["P"], "no verb was given: specscope open "),
-    "place beside its file": (["why", "P", "r1@3"], "extra argument (r1@3): a step is written FILE#r1@3 (see"),
-    "request beside its file": (["why", "P", "r1"], "extra argument (r1): a request is written FILE#r1 (see"),
-    "step without its request": (["why", "traces/sampled.jsonl@3"], "is written traces/sampled.jsonl#REQUEST@3"),
-    "one log to compare": (["compare", "traces/sampled.jsonl"], "over time: specscope report traces/sampled.jsonl"),
-    "unknown flag": (["run", "--fly"], "No such option --fly"),
-    "misspelt flag": (["run", "--temprature", "0"], "No such option --temprature: did you mean --temperature? (see"),
-    "empty prompt": (["run", ""], "a prompt is empty"),
-}
-
-
-def test_bad_input_gets_one_line_and_exit_code_2(prompts, model, tiny, deep, tmp_path):
-    write_tiny_model(tmp_path / "other", vocab=310)
-    swap = {"P": prompts, "O": tmp_path / "out.jsonl", "OTHER": tmp_path / "other", "DEEP": deep, "SHALLOW": tiny}
-    wrong = {}
-    for name, (words, message) in BAD.items():
-        done = specscope(*(w for word in words for w in (model if word == "TINY" else [swap.get(word, word)])))
-        one_line = done.stderr.startswith("specscope: error: ") and len(done.stderr.strip().splitlines()) == 1
-        if (done.returncode, done.stdout, one_line, message in done.stderr) != (2, "", True, True):
-            wrong[name] = done
-    assert wrong == {}
-
-
-@pytest.mark.parametrize(
-    ("words", "instead"),
-    [
-        (["run", "a prompt"], "specscope capture PROMPTS -o FILE"),
-        (["open", "traces/planted.jsonl"], "specscope report traces/planted.jsonl"),
-        (["watch", "--listen", "127.0.0.1:0"], "an OpenTelemetry Collector, which writes captures (docs/telemetry.md)"),
-    ],
-)
-def test_a_screen_without_a_terminal_is_refused_and_names_what_works(words, instead):
-    done = specscope(*words)
-    assert done.returncode == 2
-    assert done.stderr == f"specscope: error: the screen needs a terminal; without one use {instead}\n"
-    assert done.stdout == ""
+def test_a_model_or_device_that_does_not_fit_is_one_line_and_exit_code_2(prompts, model, tmp_path):
+    other = write_tiny_model(tmp_path / "other", vocab=310)
+    for words, says in (
+        (["--draft-model", other], "vocabulary (310)"),
+        (["--device", "meta"], "'meta' is not supported"),
+        (["--device", "cuda:99"], "CUDA device"),
+    ):
+        done = specscope("capture", prompts, "-o", tmp_path / "out.jsonl", *words, *model)
+        one_line = done.stderr.startswith("specscope: error: ") and done.stderr.count("\n") == 1
+        assert (done.returncode, done.stdout, one_line, says in done.stderr) == (2, "", True, True), done.stderr
 
 
 def test_tree_draws_shape_mask_and_costs():
@@ -243,7 +198,7 @@ class Idle:
 
 
 @pytest.mark.parametrize(("reason", "code"), [(FinishReason.ERROR, 1), (FinishReason.LENGTH, 0)])
-def test_a_run_in_which_a_request_failed_ends_with_1(monkeypatch, reason, code):
+def test_a_run_says_what_it_came_to_and_ends_with_1_where_a_request_failed(monkeypatch, tmp_path, reason, code):
     about = made.info("r0")
     ended = made.record(0, admitted=(about,), finished=(made.end(about, reason=reason, error="no room" * code),))
 
@@ -254,5 +209,10 @@ def test_a_run_in_which_a_request_failed_ends_with_1(monkeypatch, reason, code):
     monkeypatch.setattr("specscope.cli.run.need_terminal", lambda instead: None)
     monkeypatch.setattr("specscope.live.client.Worker", Idle)
     monkeypatch.setattr("specscope.tui.app.run_app", show)
-    done = specscope("run", "a prompt")
-    assert (done.returncode, "1 of 1 request failed: no room" in done.stderr) == (code, bool(code)), done.stderr
+    for more, kept in (
+        ([], "decoded 0 decode steps, 0 tokens, no drafts; not saved (-o run.jsonl saves a run)\n"),
+        (["-o", tmp_path / "run.jsonl"], f"captured 0 decode steps, 0 tokens, no drafts → {tmp_path / 'run.jsonl'}\n"),
+    ):
+        done = specscope("run", "a prompt", *more)
+        assert (done.returncode, "1 of 1 request failed: no room" in done.stderr) == (code, bool(code)), done.stderr
+        assert kept in done.stderr

@@ -44,6 +44,11 @@ def capture(tmp_path, tiny):
     )
 
 
+@pytest.fixture(scope="module")
+def engine(tiny):
+    return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", tree="3", max_batch=2)
+
+
 @pytest.fixture
 def taken_port():
     with socket.socket() as taken:
@@ -56,6 +61,7 @@ FAILS = {
     "no model": (["--target", "./nothing"], "no model at ./nothing"),
     "a port in use": (["--metrics-port", "TAKEN"], "cannot serve metrics on"),
     "a protocol of the environment": (["--otlp-endpoint", "http://127.0.0.1:1"], "unknown OTLP protocol"),
+    "an endpoint of the environment": ([], "OTEL_EXPORTER_OTLP_ENDPOINT 'ftp://x': write http://HOST:PORT"),
     "more memory than there is": (["--kv-memory", "900000"], "--kv-memory 900000 GiB is more than the machine has"),
     "a context that the model has not": (["--max-context", "99999"], "max_context must be between"),
     "a prompt too long": (["--max-context", "5"], "p.txt, line 1: the prompt has 9"),
@@ -67,6 +73,8 @@ def test_a_failed_start_leaves_files_as_they_were(name, old, capture, tmp_path, 
     words, why = FAILS[name]
     if "protocol" in name:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")
+    if "endpoint" in name:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://x")
     words = [str(taken_port) if word == "TAKEN" else word for word in words]
     before = old.read_bytes()
     for out in (old, tmp_path / "new.jsonl"):
@@ -128,16 +136,14 @@ def test_a_pipe_that_nobody_reads_is_refused(capture, tmp_path):
 
 
 @pytest.mark.parametrize("size", [10_000_000, 200_000])
-def test_a_prompt_that_cannot_fit_never_reaches_the_tokenizer(tiny, size):
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01)
-
+def test_a_prompt_that_cannot_fit_never_reaches_the_tokenizer(engine, monkeypatch, size):
     class NeverAsked:
         chat_template = "x"
 
         def __getattr__(self, name):
             raise AssertionError("the tokenizer was asked")
 
-    engine.tokenizer = NeverAsked()
+    monkeypatch.setattr(engine, "tokenizer", NeverAsked())
     for prompt in (
         "x" * size,
         [{"role": "user", "content": "x" * size}],
@@ -149,16 +155,7 @@ def test_a_prompt_that_cannot_fit_never_reaches_the_tokenizer(tiny, size):
     assert not engine.busy
 
 
-@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
-def test_a_bad_endpoint_of_the_environment_is_named(name, capture, old, tmp_path, monkeypatch):
-    monkeypatch.setenv(name, "ftp://x")
-    code, _, err = capture(tmp_path / "new.jsonl")
-    assert code == 2
-    assert f"{name} 'ftp://x': write http://HOST:PORT" in err
-
-
-def test_sinks_that_were_opened_are_closed_when_a_later_one_fails(tiny, tmp_path):
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01)
+def test_sinks_that_were_opened_are_closed_when_a_later_one_fails(engine, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -184,17 +181,32 @@ def test_every_form_is_looked_at_before_a_model_is(form, tmp_path):
     assert err.startswith("specscope: error: structured_outputs: " + ("" if form else "regex cannot be used: "))
 
 
-@pytest.mark.parametrize("verb", ["capture", "debug"])
-def test_requests_that_failed_are_counted_with_their_reason(verb, old, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiler, "check_forms", lambda forms: None)  # so that one fails in its request
+@pytest.fixture(scope="module")
+def failed(tiny, tmp_path_factory):
+    """What `capture` and `debug` say of two requests of which one fails, and the capture."""
+    folder = tmp_path_factory.mktemp("failed")
     lines = [json.dumps({"prompt": "abc", "max_tokens": 3, **form}) for form in ({}, {"structured_outputs": BAD})]
-    (tmp_path / "p.jsonl").write_text("\n".join(lines))
-    (tmp_path / "script").write_text("continue\n")
-    how = ["-o", str(old)] if verb == "capture" else ["--commands", str(tmp_path / "script")]
-    words = [verb, str(tmp_path / "p.jsonl"), *how, "--raw", "--target", str(tiny), "--kv-memory", "0.01"]
-    code, _, err = run_here(words)
-    assert code == 1
-    assert "specscope: warning: 1 of 2 requests failed: structured_outputs: regex cannot be used: " in err
+    (folder / "p.jsonl").write_text("\n".join(lines))
+    (folder / "script").write_text("continue\n")
+    model = ["--raw", "--target", str(tiny), "--kv-memory", "0.01"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "check_forms", lambda forms: None)  # so that one fails in its request
+        return folder / "run.jsonl", [
+            run_here([verb, str(folder / "p.jsonl"), flag, str(folder / name), *model])
+            for verb, flag, name in (("capture", "-o", "run.jsonl"), ("debug", "--commands", "script"))
+        ]
+
+
+FAILED = "1 of 2 requests failed: structured_outputs: regex cannot be used: "
+
+
+def test_requests_that_failed_are_counted_with_their_reason(failed):
+    for code, _, err in failed[1]:
+        assert (code, f"specscope: warning: {FAILED}" in err) == (1, True)
+    for words in (["why"], ["diagnose", "--no-audit"], ["report"], ["verify"]):
+        _, out, err = run_here([*words, str(failed[0])])
+        assert FAILED in out + err
+        assert FAILED in run_here([*words, str(failed[0]), "--json"])[1]
 
 
 def test_a_prompt_that_is_too_long_is_named_before_the_model_is_loaded(capture, tiny, tmp_path):
@@ -213,19 +225,6 @@ def test_a_prompt_that_is_too_long_is_named_before_the_model_is_loaded(capture, 
     assert (code, err.count("\n"), "long.txt, line 1: the prompt has" in err) == (2, 1, True)
 
 
-@pytest.mark.parametrize("words", [["why"], ["diagnose", "--no-audit"], ["report"], ["verify"]])
-def test_a_request_that_failed_is_mentioned(words, old, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiler, "check_forms", lambda forms: None)  # so that one fails in its request
-    lines = [json.dumps({"prompt": "abc", "max_tokens": 3, **form}) for form in ({}, {"structured_outputs": BAD})]
-    (tmp_path / "p.jsonl").write_text("\n".join(lines))
-    model = ["--raw", "--target", str(tiny), "--kv-memory", "0.01"]
-    assert run_here(["capture", str(tmp_path / "p.jsonl"), "-o", str(old), *model])[0] == 1
-    said = "1 of 2 requests failed: structured_outputs: regex cannot be used: "
-    _, out, err = run_here([*words, str(old)])
-    assert said in out + err
-    assert said in run_here([*words, str(old), "--json"])[1]
-
-
 def test_a_token_that_the_model_does_not_have_is_refused_before_anything_is_decoded(old, capture, tmp_path):
     before = Path(old).read_bytes()
     for name, value in (("logit_bias", {"300000": 1}), ("stop_token_ids", [300000])):
@@ -237,9 +236,8 @@ def test_a_token_that_the_model_does_not_have_is_refused_before_anything_is_deco
 
 
 @pytest.mark.parametrize("happens", ["deleted", "replaced", "nothing"])
-def test_a_capture_that_is_deleted_or_replaced_during_the_run_is_said(happens, tmp_path, tiny):
+def test_a_capture_that_is_deleted_or_replaced_during_the_run_is_said(happens, tmp_path, engine):
     path = tmp_path / "new.jsonl"
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01)
     options = OutputOptions(str(path), None, None, SpanLevel.TREES, None)
     outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, SamplingParams())
     if happens != "nothing":

@@ -200,43 +200,40 @@ def plain():
     return gzip.decompress((PEOPLE / "cap.jsonl.gz").read_bytes())
 
 
-BARE = {
+RESOURCES = {  # what the documents hold, without what is around them
     "bare.json": lambda parts: json.dumps(parts[0]),
     "bare.jsonl": lambda parts: "\n".join(map(json.dumps, parts)),
-    "list.json": json.dumps,
-    "indented.json": lambda parts: json.dumps(parts, indent=2),
     "scopes_first.json": lambda parts: json.dumps([dict(reversed(part.items())) for part in parts]),
+}
+WRITTEN = {
+    "indented.json": lambda documents: "\n".join(json.dumps(one, indent=1) for one in documents),
+    "in_one_line.json": lambda documents: "".join(map(json.dumps, documents)),
+    "an_array.json": lambda documents: json.dumps(documents, indent=2),
+    "in_one.json": lambda documents: json.dumps({"resourceSpans": _parts(documents)}, indent=1),
 }
 
 
-@pytest.mark.parametrize("name", BARE)
+def _parts(documents):
+    return [part for document in documents for part in document["resourceSpans"]]
+
+
+@pytest.mark.parametrize("name", RESOURCES)
 def test_resource_spans_without_what_is_around_them(folder, plain, name):
-    parts = [part for line in plain.splitlines() for part in json.loads(line)["resourceSpans"]]
+    parts = _parts(map(json.loads, plain.splitlines()))
     whole = [{**parts[0], "scopeSpans": [scope for part in parts for scope in part["scopeSpans"]]}]
-    Path(name).write_text(BARE[name](whole if name == "bare.json" else parts))
+    Path(name).write_text(RESOURCES[name](whole if name == "bare.json" else parts))
     check(name, "resourceSpans alone", FIGURES | STEPS)
     assert read_capture(name).history.acceptance.steps == 11
 
 
-WRITTEN = {
-    "indented": lambda documents: "\n".join(json.dumps(one, indent=1) for one in documents),
-    "in one line": lambda documents: "".join(map(json.dumps, documents)),
-    "an array": lambda documents: json.dumps(documents, indent=2),
-}
-
-
-@pytest.mark.parametrize("how", WRITTEN)
-def test_otlp_json_however_it_is_written(folder, plain, how):
+def test_otlp_json_however_it_is_written(folder, plain):
     Path("lines.jsonl").write_bytes(plain)
-    documents = [json.loads(line) for line in plain.splitlines()]
-    Path("other.json").write_text(WRITTEN[how](documents))
-    one = {"resourceSpans": [part for document in documents for part in document["resourceSpans"]]}
-    Path("one.json").write_text(json.dumps(one, indent=1))
-    wanted = read_capture("lines.jsonl")
-    for name in ("other.json", "one.json"):
+    wanted = read_capture("lines.jsonl").history.steps
+    for name, written in WRITTEN.items():
+        Path(name).write_text(written([json.loads(line) for line in plain.splitlines()]))
         found = read_capture(name)
         assert found.warnings == []
-        assert found.history.steps == wanted.history.steps
+        assert found.history.steps == wanted
 
 
 def test_a_document_that_is_cut_off(folder, plain):
@@ -245,13 +242,6 @@ def test_a_document_that_is_cut_off(folder, plain):
     assert "was cut off: its last line is incomplete" in read_capture("cut.json").warnings[0]
     Path("cut.jsonl.gz").write_bytes((PEOPLE / "cap.jsonl.gz").read_bytes()[:-1000])
     assert "its compressed data is damaged, or ends early" in read_capture("cut.jsonl.gz").warnings[0]
-
-
-def test_zstd_is_read_where_something_at_hand_reads_it(folder, plain):
-    pyarrow = pytest.importorskip("pyarrow")
-    with pyarrow.CompressedOutputStream("cap.jsonl.zst", "zstd") as file:
-        file.write(plain)
-    assert read_capture("cap.jsonl.zst").history.acceptance.steps == 11
 
 
 def test_a_capture_of_a_newer_specscope_is_named_as_that(folder, plain):
@@ -286,22 +276,17 @@ WORSE = {"spec_decode_accepted_tokens": 10000, "spec_decode_per_position_accepta
 @pytest.mark.parametrize(
     ("condition", "code"),
     [
-        ("tau drops > 30%", 0),
         ("depth 1 rate differs > 0.01", 1),
         ("accepted drops > 15%", 1),
-        ("drafts differs > 0 or drafted differs > 0 or requests differs > 0", 0),
-        ("tau < 3.1", 1),
-        ("requests < 80", 0),
+        ("drafts differs > 0 or drafted differs > 0 or requests < 80 or tau drops > 30%", 0),
     ],
 )
 def test_bench_results_are_compared(folder, condition, code):
     _bench("main.json")
     _bench("branch.json", **WORSE)
-    found = run_here(["compare", "main.json", "branch.json", "--fail-if", condition])
+    found = run_here(["compare", "main.json", "branch.json", "--fail-if", condition, "--json"])
     assert found[0] == code, found
-    as_json = json.loads(run_here(["compare", "main.json", "branch.json", "--fail-if", condition, "--json"])[1])
-    assert as_json["exit"] == code
-    assert any(one["hit"] for one in as_json["conditions"]) == bool(code)
+    assert any(one["hit"] for one in json.loads(found[1])["conditions"]) == bool(code)
 
 
 def test_a_mixed_pair_says_what_each_side_means(folder):

@@ -80,41 +80,12 @@ def test_report_pools_and_keeps_requests_apart():
     assert read["per_request_mean"]["mean_acceptance_length"] == pytest.approx(sum(taus) / 6)
     assert read["positions"][0]["proposed"] == sum(one["positions"][0]["proposed"] for one in read["captures"])
     out = run_here(["report", EAGLE, SAMPLED])[1]
+    assert "! pooled figures mix captures with different settings: drafter eagle, draft_model" in out
+    assert any("different settings" in line for line in read["warnings"])
     pooled = next(line.split() for line in out.splitlines() if line.startswith("pooled "))
     assert pooled[1:4] == ["6", str(drafts), f"{1 + accepted / drafts:.2f}"]
     for file in (EAGLE, SAMPLED):
         assert run_here(["report", file])[1] in out
-
-
-def test_captures_of_different_settings_are_said_to_be():
-    out = run_here(["report", EAGLE, SAMPLED])[1]
-    assert "! pooled figures mix captures with different settings: drafter eagle, draft_model" in out
-    read = json.loads(run_here(["report", EAGLE, SAMPLED, "--json"])[1])
-    assert any("different settings" in line for line in read["warnings"])
-
-
-REFUSED = [
-    (["verify", EAGLE, EAGLE], f"{EAGLE} is given twice"),
-    (["diagnose", EAGLE, EAGLE, "--no-audit"], "is given twice"),
-    (["report", EAGLE, NGRAM, EAGLE], "is given twice"),
-    (["tune", EAGLE, EAGLE, "--no-costs"], "is given twice"),
-    (["compare", EAGLE, EAGLE, "--with", NGRAM], "is given twice for side A"),
-    (["report", f"{EAGLE}#r0@3"], f"names a place: give the whole capture, {EAGLE}"),
-    (["verify", f"{EAGLE}#r0@3"], "opens it at r0@3"),
-    (["compare", f"{EAGLE}#r0@3", NGRAM], "names a place"),
-    (["tune", f"{EAGLE}#r0", "--no-costs"], "names a place"),
-    (["export", f"{EAGLE}#r0@1", "-o", "tables"], "#r0@1 names a part of a capture, which needs a file"),
-    (["report"], "CAPTURE"),
-]
-
-
-@pytest.mark.parametrize(("words", "says"), REFUSED, ids=[" ".join(map(str, words))[-60:] for words, _ in REFUSED])
-def test_refused_in_one_line(words, says, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run_here(words)
-    assert (code, out) == (2, "")
-    assert says in err
-    assert err.count("\n") == 1
 
 
 def test_the_same_file_under_another_name_is_refused(tmp_path):

@@ -86,11 +86,8 @@ def refused(result):
 
 
 def test_what_does_not_fit_together_is_refused(costs, tmp_path):
-    assert "--no-costs measures nothing" in refused(run(EAGLE, "--no-costs", "--check"))
-    assert "needs --check" in refused(run(EAGLE, "--no-costs", "--prompts", "x"))
     assert "holds the costs of drafter eagle" in refused(run(TRACES / "ngram.jsonl", "--costs", costs))
     assert "give --batch 1" in refused(run(EAGLE, "--costs", costs, "--batch", 2))
-    assert "it recorded 4 children" in refused(run(EAGLE, "--no-costs", "--tree", "dynamic:8,depth=2,top=8"))
 
 
 def test_a_drafter_whose_default_tree_its_config_tells_is_tuned(tmp_path):

@@ -43,6 +43,9 @@ def test_piped_text_is_never_cut(words, monkeypatch):
     assert run_here(words)[1] == out
     lines = out.splitlines()
     assert max(map(len, lines)) > 80
+    if words[0] == "compare":
+        assert "dynamic:16,depth=5,top=4" in out
+        assert "…" not in out.split("Where outputs part")[0]
     assert [line for line in lines if line != line.rstrip() and len(line) > 200] == []  # nor padded to some width
 
 
@@ -53,12 +56,6 @@ def test_tune_prints_whole_trees():
     assert max(map(len, trees)) > 40
     assert [tree for tree in trees if tree not in out] == []
     assert "…" not in out
-
-
-def test_the_configuration_in_a_pipe_is_whole():
-    out = run_here(["compare", EAGLE, SAMPLED])[1]
-    assert "dynamic:16,depth=5,top=4" in out
-    assert "…" not in out.split("Where outputs part")[0]
 
 
 FIGURES = ("vLLM", "corrected", "conditional", "proposed", "tried", "accepted")

@@ -4,7 +4,7 @@ import pytest
 
 from specscope.debug.breakpoints import Breakpoints, EventKind, events
 from specscope.engine.engine import Engine
-from specscope.live.local import session_over
+from specscope.live.local import commands_over
 from specscope.trace.history.conditions import Expression
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
@@ -15,7 +15,7 @@ from specscope.trace.words import NODE
 def history(deep):
     how = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}
     engine = Engine(target=str(deep), dtype="float32", kv_memory=0.01, **how)
-    session = session_over(engine)
+    session = commands_over(engine).session
     for seed in range(6):
         engine.add("abcabcabcab", SamplingParams(temperature=1.5, max_tokens=24, seed=seed, ignore_eos=True))
     session.cont()

@@ -73,19 +73,11 @@ def test_a_breakpoint_goes_before_what_was_asked_for(session):
 @pytest.mark.parametrize(
     ("stop", "text"),
     [
-        (Stop(StopReason.STEP, 3), ""),
         (Stop(StopReason.PHASE, 3, phase="draft"), "draft done, of step 3"),
-        (Stop(StopReason.PHASE, 3), "nothing done, of step 3"),
         (Stop(StopReason.UNTIL, 3, request="r1", condition="tau < 2"), "tau < 2 holds for r1"),
         (Stop(StopReason.FINISHED, 3, request="r1"), "r1 has ended"),
-        (Stop(StopReason.END, 3), "nothing is left to run"),
         (Stop(StopReason.END, -1, moved=False), "nothing is left to run"),
-        (
-            Stop(StopReason.END, 3, moved=False),
-            "nothing is left to run after the last step: goto start goes before the first",
-        ),
         (Stop(StopReason.START, 0), "the first step: no breakpoint before"),
-        (Stop(StopReason.START, -1), ""),
         (Stop(StopReason.INTERRUPTED, 3), "interrupted"),
         (
             Stop(StopReason.BREAKPOINT, 3, (BreakpointHit(1, "break reject", 3, "r1", 2),)),

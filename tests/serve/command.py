@@ -25,10 +25,11 @@ class Command:
                 return
         raise AssertionError(self.process.wait(HANG_SECONDS))
 
-    def stream(self, **asked):
+    def stream(self, headers=None, **asked):
         """The lines of a stream, as they come."""
+        body = {**BODY, "stream": True, **asked}
         with httpx2.stream(
-            "POST", self.url + "/v1/completions", json={**BODY, "stream": True, **asked}, timeout=30
+            "POST", self.url + "/v1/completions", json=body, headers=headers, timeout=HANG_SECONDS
         ) as answer:
             for line in answer.iter_lines():
                 if line:

@@ -80,10 +80,10 @@ class Told:
     tokens: int = 0  # usage.completion_tokens
 
 
-def draw(rng: random.Random, most: int) -> Asked:
-    """A request at random: of 40 three are bad, five leave early. `most`: output tokens at most."""
+def draw(rng: random.Random, longest: int, most: int) -> Asked:
+    """A request at random: of 40 three are bad, five leave early. `longest`: characters; `most`: output tokens."""
     start = rng.randrange(len(TEXT))
-    prompt = (TEXT[start:] + TEXT * 4)[: rng.choice((20, 60, 200, 200, 600))]
+    prompt = (TEXT[start:] + TEXT * 4)[: rng.choice((20, 60, 200, 200, longest))]
     body = {"prompt": prompt, "temperature": 0, "max_tokens": rng.randint(1, most), "seed": rng.randrange(10**6)}
     body["stream"] = rng.random() < 0.6
     kind = rng.randrange(40)
@@ -146,7 +146,9 @@ def take(told: Told, line: str) -> None:
             told.logprobs[index] = told.logprobs.get(index, 0) + len(choice["logprobs"]["tokens"])
 
 
-async def shop(url: str, rng: random.Random, most: int, requests: int, customers: int, seconds: float) -> list[Told]:
+async def shop(
+    url: str, rng: random.Random, longest: int, most: int, requests: int, customers: int, seconds: float
+) -> list[Told]:
     """So many customers, one request after another each, until there were so many or the time is over.
 
     A customer who finds nobody there three times goes home.
@@ -157,7 +159,7 @@ async def shop(url: str, rng: random.Random, most: int, requests: int, customers
     async def customer(client: httpx2.AsyncClient) -> None:
         closed = 0
         for _ in left:
-            told.append(await ask(client, draw(rng, most)))
+            told.append(await ask(client, draw(rng, longest, most)))
             closed = closed + 1 if told[-1].status == 0 and told[-1].left_ns is None else 0
             if told[-1].status in (0, 429) and told[-1].left_ns is None:
                 await asyncio.sleep(0.3)

@@ -54,10 +54,6 @@ class Asking(threading.Thread):
         self.text = self.server.complete(max_tokens=30).json()["choices"][0]["text"]
 
 
-def test_only_this_user_may_attach(debugged):
-    assert stat.S_IMODE(os.stat(debugged.path).st_mode) == 0o600
-
-
 def test_a_line_that_is_no_command_is_refused_and_the_next_is_answered(debugged, caplog):
     bad = [b"[" * 60_000, b'{"line":' * 8_000, b"[]", b'{"line": 3}', b"\xff", b"not JSON"]
     with socket.socket(socket.AF_UNIX) as raw:
@@ -77,6 +73,7 @@ def test_a_line_that_is_no_command_is_refused_and_the_next_is_answered(debugged,
 
 
 def test_it_stops_looks_and_lets_go(debugged):
+    assert stat.S_IMODE(os.stat(debugged.path).st_mode) == 0o600  # only this user may attach
     client = AttachedCommands(str(debugged.path))
     assert client.greeting.startswith("serving ")
     client.run("break reject")

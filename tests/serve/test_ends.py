@@ -1,6 +1,7 @@
 """How a server ends: it finishes, or hands back; what was captured can be read, however it ended."""
 
 import json
+import re
 import signal
 import socket
 import stat
@@ -39,39 +40,53 @@ def command(tiny, tmp_path):
         one.process.stderr.close()
 
 
-def roots(path):
-    """The spans of a capture, and the ends of its requests."""
-    reader = read_capture(str(path))
-    assert not reader.warnings, reader.warnings
-    ended = {name: one.end for name, one in reader.history.requests.items()}
-    return reader.history, ended
-
-
 def test_sigterm_lets_requests_finish(command, tmp_path):
-    server = command("--shutdown-timeout", "20")
-    lines = server.stream(max_tokens=150)
+    """An older capture is kept, one that is deleted meanwhile is told, and the key of a file is what clients send."""
+    old, new, kept, key = (tmp_path / name for name in ("run.jsonl", "run.2.jsonl", "kept", "key"))
+    before = Path(PLANTED).read_bytes()
+    old.write_bytes(before)
+    key.write_text("sesame\n")
+    server = command("--shutdown-timeout", "20", "--api-key-file", key)
+    allowed = {"authorization": "Bearer sesame"}
+    models = [
+        httpx2.get(server.url + "/v1/models", headers=headers).status_code
+        for headers in ({}, {"authorization": "Bearer key"}, allowed)
+    ]
+    assert models == [401, 401, 200]
+    assert f"specscope: {old} exists: capturing to {new}\n" in server.said
+    assert stat.S_IMODE(new.stat().st_mode) == 0o600
+    kept.hardlink_to(new)
+    new.unlink()
+    lines = server.stream(allowed, max_tokens=150)
     first = next(lines)
     server.process.send_signal(signal.SIGTERM)
     *pieces, done = [first, *lines]
     assert done == "[DONE]"
     assert json.loads(pieces[-1])["choices"][0]["finish_reason"] == "length"
-    assert server.process.wait(HANG_SECONDS) == 0
-    _, ended = roots(tmp_path / "run.jsonl")
-    assert [end.reason.value for end in ended.values()] == ["length"]
+    assert f"warning: {new} was deleted or replaced during the run: the capture is lost" in server.process.stderr.read()
+    assert server.process.wait(HANG_SECONDS) == 1
+    assert old.read_bytes() == before
+    assert ends(kept) == {"length": 1}
+
+
+def ends(path):
+    """How the requests of a capture ended."""
+    reader = read_capture(str(path))
+    assert not reader.warnings, reader.warnings
+    return Counter(one.end.reason.value for one in reader.history.requests.values())
 
 
 def test_what_does_not_finish_is_handed_back(command, tmp_path):
-    server = command("--shutdown-timeout", "0")
+    """A second signal does not wait."""
+    server = command("--shutdown-timeout", "600")
     lines = server.stream(max_tokens=480)
     next(lines)
     whole = []
-    other = threading.Thread(
-        target=lambda: whole.append(
-            httpx2.post(server.url + "/v1/completions", json={**BODY, "max_tokens": 480}, timeout=HANG_SECONDS)
-        )
-    )
+    asked = {"json": {**BODY, "max_tokens": 480}, "timeout": HANG_SECONDS}
+    other = threading.Thread(target=lambda: whole.append(httpx2.post(server.url + "/v1/completions", **asked)))
     other.start()
-    wait_for(lambda: "num_requests_running{" in httpx2.get(server.url + "/metrics").text)
+    assert wait_for(lambda: re.search(r"num_requests_running{.*} 2", httpx2.get(server.url + "/metrics").text))
+    server.process.send_signal(signal.SIGTERM)
     server.process.send_signal(signal.SIGINT)
     *_, error, done = lines
     assert done == "[DONE]"
@@ -80,9 +95,7 @@ def test_what_does_not_finish_is_handed_back(command, tmp_path):
     other.join(HANG_SECONDS)
     assert (whole[0].status_code, whole[0].headers["retry-after"]) == (503, "1")
     assert server.process.wait(HANG_SECONDS) == 0
-    history, ended = roots(tmp_path / "run.jsonl")
-    assert Counter(end.reason.value for end in ended.values()) == {"cancelled": 2}
-    assert len(history.requests) == 2
+    assert ends(tmp_path / "run.jsonl") == {"cancelled": 2}
 
 
 def test_by_default_it_has_stopped_within_five_seconds():
@@ -91,30 +104,19 @@ def test_by_default_it_has_stopped_within_five_seconds():
     assert SHUTDOWN_SECONDS + 2 * Limits().end_seconds <= 4  # then the engine's last step
 
 
-def test_a_client_that_reads_nothing_does_not_hold_it(command, tmp_path):
-    running = command()
+def test_a_client_that_reads_nothing_does_not_hold_it(served_engine):
+    """Its requests are handed back when the time for them is over."""
+    ended = []
+    served_engine.bus.subscribe(lambda record: ended.extend(record.finished))
     body = json.dumps({**BODY, "stream": True, "max_tokens": 480, "n": 8}).encode()
-    port = int(running.url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port)) as silent:
+    with running(served_engine, shutdown_seconds=0.2) as server, socket.create_connection(server.address) as silent:
         silent.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n".encode())
         silent.sendall(b"Content-Type: application/json\r\n\r\n" + body)
-        assert wait_for(lambda: tmp_path.joinpath("run.jsonl").stat().st_size > 50_000)
-        running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(HANG_SECONDS) == 0
-    _, ended = roots(tmp_path / "run.jsonl")
-    assert len(ended) == 8
-
-
-def test_a_second_signal_does_not_wait(command, tmp_path):
-    server = command("--shutdown-timeout", "600")
-    lines = server.stream(max_tokens=480)
-    next(lines)
-    server.process.send_signal(signal.SIGTERM)
-    server.process.send_signal(signal.SIGINT)
-    assert list(lines)[-1] == "[DONE]"
-    assert server.process.wait(HANG_SECONDS) == 0
-    _, ended = roots(tmp_path / "run.jsonl")
-    assert [end.reason.value for end in ended.values()] == ["cancelled"]
+        assert wait_for(lambda: server.blocks)
+        server.ask_to_stop()
+        server.join()
+        served_engine.bus.flush()
+    assert Counter(end.reason.value for end in ended) == {"cancelled": 8}
 
 
 def test_kill_leaves_a_readable_capture(command, tmp_path):
@@ -132,27 +134,6 @@ def test_kill_leaves_a_readable_capture(command, tmp_path):
     steps = [record.step for record in reader.history.steps]
     assert (steps, len(steps) > 20) == (list(range(len(steps))), True)
     assert [one.state for one in reader.history.requests.values()] == ["length", "running"]
-
-
-def test_an_older_capture_is_kept_and_one_that_is_deleted_meanwhile_is_told(command, tmp_path):
-    """And the key of a file is the one that clients must send."""
-    old, new, key = (tmp_path / name for name in ("run.jsonl", "run.2.jsonl", "key"))
-    before = Path(PLANTED).read_bytes()
-    old.write_bytes(before)
-    key.write_text("sesame\n")
-    server = command("--api-key-file", key)
-    codes = [
-        httpx2.get(server.url + "/v1/models", headers=headers).status_code
-        for headers in ({}, {"authorization": "Bearer key"}, {"authorization": "Bearer sesame"})
-    ]
-    assert codes == [401, 401, 200]
-    assert f"specscope: {old} exists: capturing to {new}\n" in server.said
-    assert old.read_bytes() == before
-    assert stat.S_IMODE(new.stat().st_mode) == 0o600
-    new.unlink()
-    server.process.send_signal(signal.SIGTERM)
-    assert f"warning: {new} was deleted or replaced during the run: the capture is lost" in server.process.stderr.read()
-    assert server.process.wait(HANG_SECONDS) == 1
 
 
 def test_a_full_disk_costs_steps_of_the_capture_and_no_answer(served_engine, tmp_path):

@@ -74,11 +74,9 @@ def test_errors_have_one_shape(server):
         ({"guided_json": {}}, "guided_json"),
         ({"structured_outputs": {"regex": "a", "structural_tag": "x"}}, "structured_outputs.structural_tag"),
         ({"prompt": ["a", 1]}, "prompt"),
-        ({"prompt": [1, 999]}, "prompt"),
         ({"prompt": "x" * 2000}, "prompt"),
         ({"logit_bias": {"299999": 1}}, "logit_bias"),
         ({"stream_options": {}}, "stream_options"),
-        ({"n": 200}, "n"),
         ({"n": 100}, "n"),
         ({"stop": [""]}, "stop[0]"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
@@ -90,19 +88,21 @@ def test_what_cannot_be_done_is_named(server, asked, param):
     assert answer.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize("name", [*REFUSED, "add_special_tokens"])
-def test_what_is_not_implemented_is_refused_and_never_dropped(server, name):
+def test_what_is_not_implemented_is_refused_and_never_dropped(server):
     """In both kinds of request; null is taken everywhere."""
+    names = [*REFUSED, "add_special_tokens"]
     for ask in (server.complete, server.chat):
-        error = ask(**{name: {"a": [1]}}).json()["error"]
-        assert (error["code"], error["param"]) == (400, name)
-        assert error["message"].startswith(f"{name} is not implemented: ")
-        assert ask(**{name: None}).status_code == 200
-    message = {"role": "user", "content": "x", name: ["x"]}
-    answer = server.chat(messages=[{"role": "user", "content": "x"}, message])
-    assert (answer.status_code == 400) is (name in REFUSED)
-    if name in REFUSED:
-        assert answer.json()["error"]["param"] == f"messages[1].{name}"
+        for name in names:
+            error = ask(**{name: {"a": [1]}}).json()["error"]
+            assert (error["code"], error["param"]) == (400, name)
+            assert error["message"].startswith(f"{name} is not implemented: ")
+        assert ask(**dict.fromkeys(names)).status_code == 200
+    for name in names:
+        message = {"role": "user", "content": "x", name: ["x"]}
+        answer = server.chat(messages=[{"role": "user", "content": "x"}, message])
+        assert (answer.status_code == 400) is (name in REFUSED)
+        if name in REFUSED:
+            assert answer.json()["error"]["param"] == f"messages[1].{name}"
 
 
 def test_the_key(strict, caplog):

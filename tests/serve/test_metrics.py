@@ -6,8 +6,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from specscope.trace.metrics import OPENMETRICS
-from tests.serve.command import BODY, Command
-from tests.waiting import HANG_SECONDS, until
+from tests.serve.running import running
+from tests.support.commands import run_here
+from tests.waiting import until
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -72,14 +73,11 @@ def test_exemplars_where_the_scraper_takes_openmetrics(server):
         assert "# EOF" not in text
 
 
-def test_a_server_that_sends_no_spans_gives_no_exemplars(tiny, tmp_path):
+def test_a_server_that_sends_no_spans_gives_no_exemplars(served_engine, monkeypatch):
     """The command's own --sample is what decides."""
-    server = Command(tiny, tmp_path / "run.jsonl", "--sample", "0", "--otlp-endpoint", "http://127.0.0.1:1")
-    try:
-        httpx2.post(server.url + "/v1/completions", json=BODY, timeout=HANG_SECONDS).raise_for_status()
-        until(lambda: ended(server))
+    asked = []
+    monkeypatch.setattr("specscope.cli.serve._serve", lambda config, options, *_: asked.append(options) or 0)
+    assert run_here(["serve", "--sample", "0", "--otlp-endpoint", "http://127.0.0.1:1"])[0] == 0
+    with running(served_engine, ratio=asked[0].ratio) as server:
+        assert ended(used(server))
         assert not any(one.exemplar for one in samples(server))
-    finally:
-        server.process.kill()
-        server.process.wait(HANG_SECONDS)
-        server.process.stderr.close()

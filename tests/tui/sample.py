@@ -142,20 +142,9 @@ class Maker:
                 finished.append(RequestEnd(request.info, self.now, FinishReason.EOS, "", output))
         used = sum((len(g.info.prompt_tokens) + g.done) // 16 + 1 for g in self.going)
         step = len(self.history.steps)
-        return StepRecord(
-            step,
-            self._phases(),
-            len(parts),
-            len(self.waiting),
-            used,
-            256 - used,
-            True,
-            "",
-            tuple(admitted),
-            tuple(parts),
-            (),
-            tuple(finished),
-        )
+        queue = (len(parts), len(self.waiting), used, 256 - used)
+        happened = (tuple(admitted), tuple(parts), (), tuple(finished))
+        return StepRecord(step, self._phases(), *queue, True, "", *happened)
 
     def _phases(self) -> tuple[Phase, ...]:
         phases = []
@@ -217,22 +206,11 @@ class Maker:
         residual = np.where(outcome == Outcome.REJECTED, 1 - 0.6 * p.astype(float), 0.0)
         parent = request.shape.parent if n else ()
         tree = DraftTree.build(token.tolist(), parent, q.tolist(), request.drawn)
-        zero = np.zeros(n)
-        verdict = Verdict(
-            outcome,
-            p,
-            np.where(tried, p, 0).astype(np.float32),
-            np.where(tried, q, 0).astype(np.float32),
-            np.where(tried, a, zero),
-            np.where(tried, coin, zero),
-            residual,
-            np.asarray(path, np.int32),
-            final,
-            kind,
-            float(rng.uniform(0.2, 0.99)),
-            float(rng.uniform(0.01, 0.99)),
-        )
-        return tree, verdict
+        judged = (np.where(tried, values, 0) for values in (p, q, a, coin))
+        p_tried, q_tried, accept, tossed = judged
+        last = float(rng.uniform(0.2, 0.99)), float(rng.uniform(0.01, 0.99))
+        path = np.asarray(path, np.int32)
+        return tree, Verdict(outcome, p, p_tried, q_tried, accept, tossed, residual, path, final, kind, *last)
 
     def run(self, limit: int = 1000, batch: int = 8) -> History:
         while (self.going or self.waiting) and limit:
@@ -242,24 +220,8 @@ class Maker:
 
 
 def run_info() -> RunInfo:
-    return RunInfo(
-        "run-1",
-        "SmolLM2-135M-Instruct",
-        "abc",
-        "draft-model",
-        "SmolLM2-135M-Instruct",
-        "5",
-        "cpu",
-        "bfloat16",
-        "torch",
-        0,
-        (0,),
-        2048,
-        256,
-        16,
-        {},
-        {},
-    )
+    model, engine = "SmolLM2-135M-Instruct", ("cpu", "bfloat16", "torch", 0, (0,), 2048, 256, 16)
+    return RunInfo("run-1", model, "abc", "draft-model", model, "5", *engine, {}, {})
 
 
 def maker(seed: int = 7) -> Maker:

@@ -20,12 +20,6 @@ from tests.analyze.compare.runs import side
 
 from .sample import text_of
 
-SIZES = [(120, 40)]
-
-
-def names(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"
-
 
 @cache
 def sample(*, seed: int = 1, planted: bool = True) -> Compared:
@@ -55,13 +49,11 @@ def _shown(places: PlacesPanel) -> str:
     return places.beside.title[0][1][0][0]
 
 
-@pytest.mark.parametrize("size", SIZES, ids=names)
-def test_pairs(snap_compare, size):
-    assert snap_compare(compare_app(sample()), terminal_size=size, press=["n"])
+def test_pairs(snap_compare):
+    assert snap_compare(compare_app(sample()), terminal_size=(120, 40), press=["n"])
 
 
-@pytest.mark.parametrize("size", SIZES, ids=names)
-async def test_models_of_one_beginning_are_told_apart_and_no_pair_says_why(size):
+async def test_models_of_one_beginning_are_told_apart_and_no_pair_says_why():
     """As our capture of a chat beside another engine's of bare prompts."""
     model, asked = "SmolLM2-135M-Instruct-of-a-long-name-that-is-cut", "The capital of France is"
     a, b = side(seed=1, requests=3), side(seed=1, requests=3)
@@ -70,7 +62,7 @@ async def test_models_of_one_beginning_are_told_apart_and_no_pair_says_why(size)
         for request in made.requests:
             tokens = np.array([len(target)], np.int32)
             request.info = dataclasses.replace(request.info, prompt=prompt, prompt_tokens=tokens)
-    async with running(Compared(compare(a, b), a, b), size) as (app, _):
+    async with running(Compared(compare(a, b), a, b)) as (app, _):
         (line,) = [
             line for line in text_of(app.screen.query_one("#configuration")).splitlines() if line[:6] == "model "
         ]
@@ -80,7 +72,7 @@ async def test_models_of_one_beginning_are_told_apart_and_no_pair_says_why(size)
 
 
 async def test_the_list_says_where_pairs_part_and_why():
-    async with running(sample()) as (app, _):
+    async with running(sample(), (200, 60)) as (app, _):
         assert isinstance(app.screen, CompareScreen)
         lines = text_of(app.screen.query_one(PairsPanel)).splitlines()
         rows = {line.split()[0]: line for line in lines[1:]}
@@ -89,6 +81,8 @@ async def test_the_list_says_where_pairs_part_and_why():
         assert "same text" in rows["r1"]
         said = text_of(app.screen.query_one("#verdict"))
         assert said.startswith("B uses other coins than A")
+        assert said.index("B uses other coins") < said.index("tau 3.07 → 2.97") < said.index("• coin differs")
+        assert "no raw probabilities" in said
         assert "made.jsonl" in said
         assert text_of(app.screen.query_one("#configuration")).startswith("requests in a step, mean")
 
@@ -183,13 +177,6 @@ async def test_the_help_page_opens_over_both_screens_and_names_every_cause(keys)
         below = len(app.screen_stack) - 1
         await pilot.press("escape")
         assert len(app.screen_stack) == below
-
-
-async def test_the_verdict_stands_with_the_acceptance_length_and_what_was_left_out():
-    async with running(sample(), (200, 60)) as (app, _):
-        said = text_of(app.screen.query_one("#verdict"))
-        assert said.index("B uses other coins") < said.index("tau 3.07 → 2.97") < said.index("• coin differs")
-        assert "no raw probabilities" in said
 
 
 async def test_the_palette_has_the_keys_of_the_screen_on_top():

@@ -23,7 +23,6 @@ def sampled() -> tuple[Viewer, RequestStep, Verdict]:
     """r1@4 of the sampled capture: two siblings at the root, the second tried against the residual of the first."""
     viewer = over("sampled")
     step = next(step for step in viewer.history.requests["r1"].steps if step.index == 4)
-    assert step.verdict is not None
     return viewer, step, step.verdict
 
 
@@ -77,7 +76,6 @@ def test_nothing_is_called_tried_where_it_says_nothing():
     steps = [step for request in viewer.history.requests.values() for step in request.steps if step.verdict is not None]
     assert any(len(step.tree) for step in steps)
     for step in steps:
-        assert step.verdict is not None
         head = tree_lines(step, step.verdict, viewer.history.vocabulary, 160)[0]
         assert "tried" not in told([head])
         for node in range(len(step.tree)):
@@ -97,7 +95,6 @@ def test_a_sibling_has_the_same_p_in_the_inspector_as_in_the_tree():
 def test_the_trials_beside_a_node_are_those_of_its_siblings_and_of_the_path_to_it():
     steps = replay().history.requests["r1"].steps
     step = next(s for s in steps if s.verdict is not None and len(s.tree) and s.verdict.accepted >= 2)
-    assert step.verdict is not None
     vocabulary = replay().history.vocabulary
     deep = int(np.argmax(step.tree.depth))
     said = told(place_lines(step, step.verdict, deep, vocabulary, 80))

@@ -11,9 +11,7 @@ import pytest
 from rich.cells import cell_len
 
 from specscope.trace.history import place
-from specscope.trace.record.records import (
-    RequestStep,
-)
+from specscope.trace.record.records import RequestStep
 from specscope.tui.app import ScopeApp
 from specscope.tui.palette import DARK, LIGHT, style
 from specscope.tui.text import Ink, bar, cut, fit, left, line_width, probability, right, spread
@@ -66,7 +64,6 @@ def test_what_is_known_of_all_nodes_is_read_once_for_a_tree(monkeypatch):
 
 def test_the_numbers_of_a_node_are_those_of_the_verdict():
     step = next(step for step in steps() if len(step.tree) == 5 and step.verdict and 0 < step.verdict.accepted < 5)
-    assert step.verdict is not None
     head, lines, _ = tree_lines(step, step.verdict, replay().history.vocabulary, 72)
     assert head[0][0].split() == ["p", "q", "coin", "a", "residual"]
     v = step.verdict
@@ -91,11 +88,10 @@ def test_columns_fill_their_span(count, span):
     assert max(wide) - min(wide) <= 1
 
 
-@pytest.mark.parametrize("width", range(20, 170, 10))
+@pytest.mark.parametrize("width", [20, 40, 70, 110, 160])
 def test_a_tree_has_a_line_for_each_node_no_word_is_cut_and_decimal_points_stand_in_line(width):
     vocabulary = replay().history.vocabulary
     for step in steps():
-        assert step.verdict is not None
         head, lines, order = tree_lines(step, step.verdict, vocabulary, width)
         final = order.index(len(step.tree))
         assert sorted(order) == list(range(len(step.tree) + 1))
@@ -196,7 +192,6 @@ def test_text_can_be_read_on_every_background(theme):
         if ink in ("rail", "bar"):
             continue
         colour = style(ink, theme.dark).color
-        assert colour is not None
         for ground in (theme.background, theme.panel, theme.variables["row"]):
             bright, dark = sorted((luminance(colour.name), luminance(ground)), reverse=True)
             assert (bright + 0.05) / (dark + 0.05) >= 4.5, (ink, colour.name, ground)

@@ -27,19 +27,9 @@ from .test_keys import running
 def told(step: int) -> Aggregate:
     good = 60 if step < 20 else 30
     at = (good, good // 2, good // 4)
-    return Aggregate(
-        "vLLM /metrics",
-        "0",
-        drafts=100,
-        drafted=300,
-        accepted=sum(at),
-        emitted=100 + sum(at),
-        accepted_at=at,
-        proposed_at=(100,) * 3,
-        running=step % 5,
-        waiting=0,
-        kv_usage=0.5,
-    )
+    counts = {"drafts": 100, "drafted": 300, "accepted": sum(at), "emitted": 100 + sum(at)}
+    positions = {"accepted_at": at, "proposed_at": (100,) * 3}
+    return Aggregate("vLLM /metrics", "0", **counts, **positions, running=step % 5, waiting=0, kv_usage=0.5)
 
 
 def over(*records: StepRecord) -> Viewer:

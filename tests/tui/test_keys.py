@@ -37,7 +37,6 @@ async def running(viewer: Viewer, size: tuple[int, int] = (120, 40), **more):
 
 def ended(viewer: Viewer, name: str) -> RequestEnd:
     info = viewer.history.requests[name].info
-    assert info is not None
     return RequestEnd(info, 0, FinishReason.CANCELLED, "", np.zeros(0, np.int32))
 
 
@@ -63,17 +62,8 @@ async def test_stepping_through_a_replay():
         assert app.viewer.position == max(1, len(app.viewer.history.steps) // 20)
 
 
-async def test_space_pauses_and_resumes_the_engine():
-    viewer, engine = live(3, "running")
-    async with running(viewer) as (_, pilot):
-        await pilot.press("space")
-        assert engine.state == "paused"
-        await pilot.press("p")
-        assert engine.state == "running"
-
-
-async def test_a_step_forward_at_the_end_runs_the_engine_for_one_step():
-    viewer, _ = live(5, "paused")
+async def test_a_step_forward_at_the_end_runs_the_engine_for_one_step_and_space_resumes_it():
+    viewer, engine = live(5, "paused")
     async with running(viewer) as (_, pilot):
         assert viewer.position == 4
         await pilot.press(".")
@@ -83,6 +73,10 @@ async def test_a_step_forward_at_the_end_runs_the_engine_for_one_step():
         assert (viewer.position, viewer.follow) == (4, False)
         await pilot.press(".")
         assert len(viewer.history.steps) == 6  # that step was there already
+        await pilot.press("space")
+        assert engine.state == "running"
+        await pilot.press("p")
+        assert engine.state == "paused"
 
 
 async def test_space_plays_a_replay():
@@ -114,8 +108,6 @@ async def test_next_and_previous_rejection():
         await pilot.press("n")
         first = app.viewer.position
         part = app.viewer.history.part(app.standing.current or "", first)
-        assert part is not None
-        assert part[1].verdict is not None
         assert part[1].verdict.kind is FinalKind.RECOVERED
         await pilot.press("n")
         assert app.viewer.position > first
@@ -128,6 +120,7 @@ async def test_next_and_previous_rejection():
 
 
 async def test_in_a_replay_that_opens_at_its_end_something_is_found():
+    """A text is found at the step that completes it."""
     viewer = replay()
     end = viewer.position
     async with running(viewer) as (app, pilot):
@@ -141,6 +134,10 @@ async def test_in_a_replay_that_opens_at_its_end_something_is_found():
         await pilot.press("F", *"Blue", "enter")
         assert viewer.position < end
         assert notes(app)[-1] == "no later 'Blue': wrapped around to the first of r1"
+        _, found = viewer.history.part("r1", viewer.position)
+        for count in (found.index, found.index + 1):
+            out = [token for step in viewer.history.requests["r1"].steps[:count] for token in step.output()]
+            assert ("Blue" in viewer.history.vocabulary.text(out)) is (count > found.index)
         await pilot.press("F", *"Blue", "enter")
         assert notes(app)[-1] == "this is the only 'Blue' in the output of r1"
         await pilot.press("F", *"zzzz", "enter")
@@ -203,15 +200,10 @@ async def test_what_a_paused_engine_was_asked_for_is_shown_until_a_step_does_it(
         await pilot.press("x")
         assert engine.cancelled == ["r1"]
         assert "already ended (cancelled)" in notes(app)[-1]
-
-
-async def test_a_prompt_that_is_refused_waits_no_more():
-    viewer, engine = live(5)
-    async with running(viewer) as (app, pilot):
         await pilot.press("i", *"hey", "enter")
+        assert app.standing.pending.prompts
         engine.news.append(PromptRefused("the prompt has 9,000 tokens; the limit is 2,047"))
-        await until(pilot, lambda: not app.standing.pending.prompts)
-        assert app.standing.pending.prompts == []
+        await until(pilot, lambda: not app.standing.pending.prompts)  # what is refused waits no more
 
 
 async def test_a_screen_that_only_listens_offers_neither_prompt_nor_cancel():
@@ -335,13 +327,10 @@ async def test_loading_then_running():
         await until(pilot, lambda: app.standing.current == "r0")
 
 
-@pytest.mark.parametrize("size", [(60, 20), (120, 40)])
-async def test_an_engine_that_waits_says_which_key_starts_it(size):
+async def test_an_engine_that_waits_says_which_key_starts_it():
     viewer, engine = live(0, "paused")
     engine.asked = ("Why is the sky blue?",)  # before a step has admitted it
-    app = ScopeApp(viewer)
-    async with app.run_test(size=size) as pilot:
-        await pilot.pause()
+    async with running(viewer, (60, 20)) as (app, pilot):
         assert "queued" in text_of(app.query_one("#requests"))
         said = text_of(app.query_one("#tree"))
         assert "paused before the first step" in said
@@ -356,8 +345,7 @@ async def test_an_engine_that_waits_says_which_key_starts_it(size):
         assert "paused before" not in text_of(app.query_one("#tree"))
 
 
-@pytest.mark.parametrize("size", [(60, 20), (120, 40)])
-async def test_a_capture_that_is_read_has_a_bar_and_the_time_that_is_left(size):
+async def test_a_capture_that_is_read_has_a_bar_and_the_time_that_is_left():
     @dataclasses.dataclass
     class Reading:
         history: History
@@ -370,7 +358,7 @@ async def test_a_capture_that_is_read_has_a_bar_and_the_time_that_is_left(size):
             return not self.done
 
     reader = Reading(replay().history)
-    async with running(Viewer.over(reader), size) as (app, pilot):
+    async with running(Viewer.over(reader), (60, 20)) as (app, pilot):
         await until(pilot, lambda: "reading" in text_of(app.query_one("#status")))
         assert "━━━━━─────── 40%  2 min left" in text_of(app.query_one("#status"))
         reader.progress, reader.seconds_left = 0.97, 3.1
@@ -414,23 +402,6 @@ async def test_the_debuggers_prompt_of_a_live_engine_asks_the_engine():
         assert (False, "more") in pilot.app.standing.talk.said
 
 
-async def test_search_goes_to_the_step_that_completes_the_text():
-    viewer = replay(0)
-    app = ScopeApp(viewer)
-    async with app.run_test(size=(120, 40)) as pilot:
-        request = viewer.history.requests[app.standing.current]
-        await pilot.press("F")
-        app.screen.query_one("Input").value = "b, a + b"
-        await pilot.press("enter")
-        at = viewer.history.part(app.standing.current, viewer.position)[1]
-        out = [token for step in request.steps[: at.index + 1] for token in step.tokens()[: step.emitted]]
-        assert "b, a + b" in viewer.history.vocabulary.text(out)
-        before = [token for step in request.steps[: at.index] for token in step.tokens()[: step.emitted]]
-        assert "b, a + b" not in viewer.history.vocabulary.text(before)
-        await pilot.press("F", *"zzzz", "enter")
-        assert viewer.history.part(app.standing.current, viewer.position)[1] is at
-
-
 async def test_a_reference_is_copied_and_opens_at_its_step():
     viewer = replay(5)
     app = ScopeApp(viewer, reference="run.jsonl")
@@ -448,8 +419,7 @@ async def test_a_reference_is_copied_and_opens_at_its_step():
 
 
 async def test_what_is_copied_is_one_word_of_a_shell():
-    app = ScopeApp(replay(5), reference="it's; touch X\x1b[2J.jsonl")
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(replay(5), reference="it's; touch X\x1b[2J.jsonl") as (app, pilot):
         await pilot.press("j", "y")
         assert app.clipboard.isprintable()
         (word,) = shlex.split(app.clipboard)

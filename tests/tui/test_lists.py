@@ -112,9 +112,8 @@ def first_shown(panel):
     return "".join(text for text, _ in panel.sheet.lines[panel.sheet.head + panel.scroll_offset.y])
 
 
-@pytest.mark.parametrize("size", [(80, 24)])
-async def test_a_sorted_list_shows_its_top(size):
-    async with running(many(), size) as (app, pilot):
+async def test_a_sorted_list_shows_its_top():
+    async with running(many(), (80, 24)) as (app, pilot):
         panel = app.query_one(RequestsPanel)
         await pilot.pause()
         assert panel.scroll_offset.y > 0  # the current request stands at the end

@@ -30,15 +30,9 @@ def noted(part):
     if part.verdict is None or not len(part.tree):
         return part
     n = len(part.tree)
-    method = MethodNotes(
-        confidence=np.linspace(0.9, 0.5, n).astype(np.float32),
-        module=np.arange(n, dtype=np.int32),
-        one_pass=True,
-        unverified=2,
-        match_length=5,
-        match_count=3,
-        match_source="the prompt",
-    )
+    rows = {"confidence": np.linspace(0.9, 0.5, n).astype(np.float32), "module": np.arange(n, dtype=np.int32)}
+    match = {"match_length": 5, "match_count": 3, "match_source": "the prompt"}
+    method = MethodNotes(**rows, **match, one_pass=True, unverified=2)
     return dataclasses.replace(part, verdict=dataclasses.replace(part.verdict, rule="lossy:fly"), method=method)
 
 

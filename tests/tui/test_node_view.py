@@ -23,8 +23,8 @@ def vocabulary() -> Vocabulary:
     return replay().history.vocabulary
 
 
-@pytest.mark.parametrize("width", [24, 40, 55, 60, 97, 130, 200])
-@pytest.mark.parametrize("height", [8, 20, 38, 58])
+@pytest.mark.parametrize("width", [24, 55, 97, 200])
+@pytest.mark.parametrize("height", [8, 20, 58])
 def test_all_four_are_there_at_any_size(width, height):
     view = node_view(notes=("the judged p was 0.4, this one says 0.47",))
     lines = node_view_lines(view, vocabulary(), width, height)
@@ -41,7 +41,6 @@ def test_tokens_are_whole_and_numbers_are_the_views():
     view = node_view()
     said = told(node_view_lines(view, words, 97, 58))
     for column in (view.raw, view.p, view.draft, view.q):
-        assert column is not None
         assert f"{probability(column.prob)}, rank {column.rank}" in said
         for top in column.top[:8]:
             assert f"␣extraordinary{top.token} " in said
@@ -70,17 +69,13 @@ def test_what_is_not_there_says_why():
     assert "∞" in said
 
 
-def test_rules_say_what_they_removed_in_words_that_fit_the_number():
-    said = told(node_view_lines(node_view(), vocabulary(), 60, 40))
-    assert "top-k 20 removes 49,132 tokens, 0.081 of the mass" in said
-    assert "top-p 0.95 removes 1 token, 4e-05 of the mass" in said
-
-
 @pytest.mark.parametrize("computed", [False, True])
-def test_it_says_whether_the_numbers_are_the_steps_own(computed):
+def test_rules_say_what_they_removed_and_whether_the_numbers_are_the_steps_own(computed):
     said = told(node_view_lines(node_view(computed=computed), vocabulary(), 60, 40))
     assert ("recomputed in" in said) == computed
     assert ("the tensors that the step used" in said) == (not computed)
+    assert "top-k 20 removes 49,132 tokens, 0.081 of the mass" in said
+    assert "top-p 0.95 removes 1 token, 4e-05 of the mass" in said
 
 
 @pytest.mark.parametrize("status", ["paused", "running"])

@@ -51,7 +51,6 @@ def audited(deep, head, spoil=None):
     return history, audit(history, "run.jsonl", options)
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize("name", JUDGED)
 def test_a_healthy_run_agrees(deep, tmp_path, name):
     assert_agrees(*audited(deep, VARIANTS[name](tmp_path)), drafted=50)

@@ -89,7 +89,7 @@ def judge_damaged(lines, options, path, seeds):
     return judged
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("rule", ["greedy", "all"])
 @pytest.mark.parametrize("name", ["eagle dynamic", "draft tree", "suffix"])
 def test_damage_is_never_an_exception(bench, tmp_path, name, rule):

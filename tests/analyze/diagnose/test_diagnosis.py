@@ -58,7 +58,7 @@ def positions_past_100(of_tree, table, context, tokens, tree=NO_TREE, *, logits)
 
 
 def test_what_fits_no_cause_is_said_with_its_condition(tmp_path):
-    setting = dataclasses.replace(SETTINGS["model chain long"], requests=5)
+    setting = SETTINGS["model chain long"]
     fault = Fault("unknown", Cause.TOKEN_LOST, positions_past_100, "model chain long")
     found = diagnosed(record(setting, tmp_path / "unknown.jsonl", fault), setting)
     assert found.exit is Exit.INCONSISTENT

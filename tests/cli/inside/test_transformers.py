@@ -76,22 +76,6 @@ def test_what_it_is_run_with(monkeypatch, tmp_path):
     assert [name_of(words) for words in (["a/b.py", "-x"], ["-m", "mine", "y"], ["-"])] == ["b.py", "mine", "python"]
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ([], "Missing argument"),
-        (["--screen", "--otlp-endpoint", "http://x", "a.py"], "--screen receives the spans"),
-        (["--python", "/nonexistent/python", "a.py"], "no such program"),
-        (["--otlp-endpoint", "ftp://x", "a.py"], "--otlp-endpoint"),
-        (["--capture", "/nonexistent/a.jsonl", "a.py"], "/nonexistent"),
-    ],
-)
-def test_what_it_refuses_in_a_line(words, why):
-    code, _, err = run_here(["transformers", *words])
-    assert (code, err.count("\n")) == (2, 1)
-    assert why in err
-
-
 def test_an_environment_without_the_entry_point_is_told(tmp_path, monkeypatch):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     code, _, err = run_here(["transformers", "--python", str(tmp_path / "bare" / "bin" / "python"), "a.py"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from specscope.cli.main import cli
@@ -72,21 +71,6 @@ def test_a_run_names_its_costliest_kinds_with_an_example_each():
     assert run(EAGLE).output.startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        ("#r9@1", "there is no request 'r9'"),
-        ("#r2@99", "has no step 99; its steps: 0 to 24"),
-        ("#r2@24/99", "there is no node 99 in r2@24; there are: 0 to 16"),
-        ("#r2@x", "write a step number after @"),
-    ],
-)
-def test_a_place_that_is_not_there_is_one_line(place, said):
-    answer = run(EAGLE + place)
-    assert answer.exit_code != 0
-    assert said in str(answer.exception)
-
-
 def test_the_console_gives_the_same_answer():
     from specscope.analyze.why import Typical
 
@@ -98,9 +82,3 @@ def test_the_console_gives_the_same_answer():
     assert commands.run("why 16").splitlines() == sentences(f"{EAGLE}#r2@24/16")
     commands.run("node 3")
     assert commands.run("why").splitlines() == sentences(f"{EAGLE}#r2@24")
-
-
-def test_a_capture_of_counts_cannot_be_explained():
-    answer = run(str(TRACES.parent / "tests" / "data" / "vllm" / "watched.jsonl"))
-    assert answer.exit_code != 0
-    assert "counts only" in str(answer.exception)
