@@ -81,26 +81,19 @@ def test_fail_if_alone_decides(runs, condition, code):
 
 def test_an_older_kind_of_run_is_compared_by_what_both_have():
     code, out, _ = compare(EAGLE, NGRAM)
+    out = " ".join(out.split())
     assert code == 0
     assert "B does not record the drafter's probabilities" in out
-    assert "Only the configured settings differ (drafter, draft model, tree)." in " ".join(out.split())
-    assert "draft tree differs at 46 of 49 equal contexts, as configured: drafter, draft model, tree" in " ".join(
-        out.split()
-    )
+    assert "Only the configured settings differ (drafter, draft model, tree)." in out
+    assert "draft tree differs at 46 of 49 equal contexts, as configured: drafter, draft model, tree" in out
 
 
-def test_steps_without_drafts_are_named_before_tau_is_compared():
-    out = " ".join(compare(NGRAM, EAGLE)[1].split())
-    assert (
-        "τ counts only steps with drafts: 14 % of A's, 95 % of B's. Output tokens per step: 1.40 → 2.21. Only the"
-        in out
-    )
-    assert "τ counts" not in compare(EAGLE, SAMPLED)[1]
-
-
-def test_a_change_that_no_tree_can_make_is_not_called_visible():
+def test_steps_without_drafts_are_named_and_a_change_that_no_tree_can_make_is_not_called_visible():
     out = compare(NGRAM, EAGLE)[1]
     assert "(95 %: -88.3 to +167.9 %); 3 requests are too few to see any change in tau\n" in out
+    steps = "τ counts only steps with drafts: 14 % of A's, 95 % of B's. Output tokens per step: 1.40 → 2.21. Only the"
+    assert steps in " ".join(out.split())
+    assert "τ counts" not in compare(EAGLE, SAMPLED)[1]
     figures = {each["name"]: each["visible"] for each in json.loads(compare(NGRAM, EAGLE, "--json")[1])["figures"]}
     assert figures["tau"] is figures["rate"] is figures["whole paths"] is None
 

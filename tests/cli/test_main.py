@@ -85,19 +85,15 @@ def test_what_a_capture_is_told_to_leave_out_it_does_not_hold(model, tmp_path):
         assert verdict.returncode == 0, verdict.stdout
 
 
-def test_prompts_from_standard_input(model, tmp_path):
+def test_prompts_are_quoted_in_files_or_on_standard_input(prompts, model, tmp_path):
     path = tmp_path / "x.jsonl"
-    done = specscope("capture", "-", "-o", path, "--max-tokens", 3, *model, stdin="one\ntwo\n")
-    assert done.returncode == 0
-    assert len(read_capture(path).history.requests) == 2
-
-
-def test_prompts_in_quotes_are_captured_as_well_as_files(prompts, model, tmp_path):
-    path = tmp_path / "x.jsonl"
-    done = specscope("capture", "abc abc", prompts, "-o", path, "--max-tokens", 3, *model)
-    assert done.returncode == 0, done.stderr
-    infos = [request.info for request in read_capture(path).history.requests.values()]
-    assert [info.prompt for info in infos] == ["abc abc", "abcabcabc", "hello hello"]
+    for words, stdin, asked in (
+        (["-"], "one\ntwo\n", ["one", "two"]),
+        (["abc abc", prompts], "", ["abc abc", "abcabcabc", "hello hello"]),
+    ):
+        done = specscope("capture", *words, "-o", path, "--max-tokens", 3, *model, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        assert [request.info.prompt for request in read_capture(path).history.requests.values()] == asked
 
 
 def test_debug_reads_the_prompts_of_a_file_and_says_so(prompts, model):
