@@ -50,7 +50,9 @@ def two(tmp_path):
 def test_of_several_runs_in_a_file_one_can_be_named_and_report_takes_all(two):
     known = read_capture(PLANTED).history.steps
     assert [(each.files, read_capture(each).history.steps) for each in every_run(two)] == [((Path(two),), known)] * 2
-    with pytest.raises(UserError, match=r"more than one run: add --run ID with one of [0-9a-f]{12}, f{12}$"):
+    with pytest.raises(
+        UserError, match=r"more than one run: add --run ID with one of [0-9a-f]{12}, f{12} \(`report` shows each\)$"
+    ):
         read_capture(two)
     assert specscope("verify", two).returncode == 2
     one, sent = specscope("verify", two, "--run", "ffff"), specscope("verify", PLANTED)

@@ -184,7 +184,9 @@ class CaptureReader:
         if (wanted := self.source.run or (known and known.run_id)) and run != wanted:
             if not self.source.run and not self.source.first_run:
                 runs = ", ".join(each.run[:12] for each in every_run(self.source) if isinstance(each, CaptureSource))
-                raise UserError(f"the file holds more than one run: add --run ID with one of {runs}")
+                raise UserError(
+                    f"the file holds more than one run: add --run ID with one of {runs} (`report` shows each)"
+                )
             self._other_runs[str(run)] += len(spans)
             return
         if known is None:
