@@ -126,7 +126,7 @@ def drafter_blocks(config: EngineConfig, blocks: int) -> int:
 
     It feeds more nodes than are verified where the tree is dynamic, and must not run out before the target.
     """
-    return blocks if config.plan is None else blocks + config.max_batch * (config.plan.max_fed // BLOCK_SIZE + 2)
+    return blocks if config.plan is None else blocks + config.max_batch * (sum(config.plan.fed) // BLOCK_SIZE + 2)
 
 
 def make_drafter(
@@ -268,7 +268,7 @@ def capture_graphs(
     wanted: list[tuple[str, Any, list[Shape], int]] = [("target", runner, shapes(config.max_batch, sizes), rows)]
     if drafter.runner is not None and config.plan is not None:
         passes = shapes(config.max_batch, drafter.rows_fed)
-        wanted.append(("drafter", drafter.runner, passes, config.plan.max_fed + passes[-1].rows))
+        wanted.append(("drafter", drafter.runner, passes, sum(config.plan.fed) + passes[-1].rows))
     announced, refused, count = 0, "", sum(len(these) for *_, these, _ in wanted)
     for name, each, these, window in wanted:
         try:

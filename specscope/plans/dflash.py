@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from specscope.plans import kinds
-from specscope.plans.kinds import LAYER_IDS, SLIDING, VALUES, Holds
+from specscope.plans.kinds import LAYER_IDS, OF_LAYERS, SLIDING, Holds
 
 MASK_FILE = "mask_embedding.pt"  # beside the weights, where the mask token's embedding was trained by itself
 MOST_ROWS = 64  # of a block
@@ -22,20 +22,11 @@ INSIDE = "dflash_config"
 LAYER = "transformer_layer_config"
 WINDOW = "swa_window_size"  # in dflash_config, before sliding_window
 ANCHOR = "sample_from_anchor"
-# Of an EAGLE head's known keys those that have no part in this arithmetic
-FOREIGN = (
-    *("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm", "eagle_config", "bias", "mlp_bias"),
-    *("pard_token", "ptd_token_id", "next_layer_regular", "parallel_draft_step"),
-    *("use_input_layernorm_in_first_layer", "use_last_layernorm"),
-)
 COMPUTED = f"""
     block_size mask_token_id target_layer_ids aux_hidden_state_layer_ids causal is_causal use_swa {WINDOW} {ANCHOR}
     sliding_window_non_causal num_target_layers has_own_lm_head
 """
-KNOWN: Mapping[str, Holds] = {
-    **{name: holds for name, holds in VALUES.items() if name not in FOREIGN},
-    **dict.fromkeys(COMPUTED.split(), lambda _: True),
-}
+KNOWN: Mapping[str, Holds] = {**OF_LAYERS, **dict.fromkeys(COMPUTED.split(), lambda _: True)}
 TENSORS = re.compile(
     r"(fc|hidden_norm|norm|lm_head|embed_tokens|(midlayer|layers\.\d+)\.(self_attn\.([qkvo]_proj|[qk]_norm)"
     r"|mlp\.(gate|up|down)_proj|(input|post_attention)_layernorm))\.(weight|bias)|d2t|t2d"

@@ -103,13 +103,13 @@ IN_SGLANG = "eagle_config"  # in which SGLang looks for them: there j is what le
 NESTED = ("transformer_layer_config", IN_SGLANG, "rope_scaling", "rope_parameters")
 FLAGS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")  # at the top, or inside eagle_config
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Computed, by transformers' rotary embedding where it is the base's; and biases and sizes, which the tensors tell.
+# Computed, by transformers' rotary embedding where it is the base's; and biases and sizes, which the tensors tell
 COMPUTED = f"""
     hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size num_hidden_layers
-    rms_norm_eps rope_theta max_position_embeddings bias attention_bias mlp_bias draft_vocab_size target_hidden_size
-    mask_token_id pard_token ptd_token_id original_max_position_embeddings num_aux_hidden_states
+    rms_norm_eps rope_theta max_position_embeddings attention_bias draft_vocab_size target_hidden_size
+    mask_token_id original_max_position_embeddings num_aux_hidden_states
     sliding_window use_sliding_window has_lm_head factor low_freq_factor high_freq_factor attention_factor truncate
-    beta_fast beta_slow mscale mscale_all_dim {LAYER_IDS} {" ".join(FLAGS)}
+    beta_fast beta_slow mscale mscale_all_dim {LAYER_IDS}
 """
 # What changes nothing here, whatever it says; the last two lines are how texts were to be sampled, which older
 # transformers wrote into every config
@@ -131,16 +131,22 @@ def _is(*values: object) -> Holds:
     return lambda value: value in values
 
 
-# also where they are off
-DECIDES = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm", "is_neox_style")
-VALUES: Mapping[str, Holds] = {  # what is computed for these values alone
+IN_EAGLE = ("use_input_layernorm_in_first_layer", "use_last_layernorm")
+DECIDES = ("use_aux_hidden_state", "is_neox_style", *IN_EAGLE)  # must be on, or not be said
+OF_LAYERS: Mapping[str, Holds] = {  # what is computed for these values alone, in heads of all kinds
     **dict.fromkeys((*COMPUTED.split(), *HARMLESS.split()), lambda _: True),
-    **dict.fromkeys((*DECIDES, "next_layer_regular"), _is(True)),
-    **dict.fromkeys(("logit_scale", "logits_scaling", "parallel_draft_step"), _is(1)),
+    **dict.fromkeys(DECIDES[:2], _is(True)),
+    **dict.fromkeys(("logit_scale", "logits_scaling"), _is(1)),
     # a rotary embedding whose frequencies do not follow the length of the text
     **dict.fromkeys(("rope_type", "type"), _is("default", "linear", "llama3", "yarn")),
     "hidden_act": _is("silu", "swish", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh"),
     "layer_types": lambda kinds: isinstance(kinds, list) and all(kind in (FULL, SLIDING) for kind in kinds),
+}
+VALUES: Mapping[str, Holds] = {  # and in an EAGLE head
+    **OF_LAYERS,
+    **dict.fromkeys(("bias", "mlp_bias", "pard_token", "ptd_token_id", *FLAGS), lambda _: True),
+    **dict.fromkeys((*IN_EAGLE, "next_layer_regular"), _is(True)),
+    "parallel_draft_step": _is(1),
 }
 # By the authors' names; those of the last line are of no use
 TENSORS = re.compile(
@@ -155,20 +161,21 @@ def is_head(folder: Path) -> bool:
 
     The config of an older EAGLE head is a plain model's.
     """
-    try:
-        config = read_object(folder / "config.json")
-    except UserError:  # the loader reports what is wrong with it
-        return False
+    config = _config(folder)
     return "draft_vocab_size" in config or bool(_kind(folder, config))
 
 
 def head_kind(folder: Path) -> str:
     """The drafter that runs the head in a folder: eagle, unless its config names another kind that runs here."""
-    try:
-        kind = _kind(folder, read_object(folder / "config.json"))
-    except UserError:
-        kind = None
+    kind = _kind(folder, _config(folder))
     return kind.name if kind is not None and kind.runs and not kind.in_target else "eagle"
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    """A folder's config; empty where it cannot be read: the loader says what is wrong with it."""
+    with suppress(UserError):
+        return read_object(folder / "config.json")
+    return {}
 
 
 def modules_in(config: Mapping[str, Any]) -> int:

@@ -71,7 +71,7 @@ class ModelDrafter(Drafter, ABC):
         self.plan, self.cache, self.max_context = plan, cache, max_context
         self.max_nodes, self.max_depth = plan.max_nodes, plan.max_depth
         self.rows_fed = (1, plan.max_depth + 1, *plan.fed)  # what was committed since the last draft, then each level
-        self.max_fed = plan.max_fed  # slots of its cache that a draft takes
+        self.max_fed = sum(plan.fed)  # slots of its cache that a draft takes
         self.states: dict[str, State] = {}
         self.can_go_back = False  # whether what that takes is kept
 
