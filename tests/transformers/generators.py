@@ -1,16 +1,28 @@
-"""generate() with each kind of candidate generator, what it gave, and what its evidence says of it."""
+"""generate() with each kind of candidate generator, over tiny random models.
 
+`python -m tests.transformers.generators FILE` records four requests of Gemma 4's assistant. It needs transformers 5.24:
+5.23 cannot build an assistant all of whose layers share their KV.
+"""
+
+import sys
 from dataclasses import dataclass, field
 from functools import cache
 from unittest.mock import patch
 
 import pytest
 import torch
-from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+from transformers import (
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    MuseGlimmerAssistantConfig,
+    MuseGlimmerAssistantModel,
+)
 from transformers.modeling_layers import MtpModel
 
-from tests.transformers import gemma4
-from tests.transformers.models import alike, byte_tokenizer, prompt, tiny_llama
+import specscope
+from tests.transformers.models import VOCABULARY, alike, byte_tokenizer, prompt, random_weights, tiny_llama
 
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 40}
 GREEDY = {"do_sample": False}
@@ -53,7 +65,7 @@ def models(kind="like"):
     Raises ValueError where this version of transformers cannot build them.
     """
     if kind == "gemma4":
-        return gemma4.models()
+        return _gemma4()
     if kind == "mtp":
         return tiny_llama(0, num_mtp_layers=2), None
     if kind == "dflash":
@@ -77,13 +89,30 @@ def buildable(case):
     return case
 
 
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "max_position_embeddings": 512}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
 def _dflash():
     torch.manual_seed(3)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
-    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "mask_token_id": 3}
-    config = MuseGlimmerAssistantConfig(**sizes, **heads, **tokens, block_size=5, target_layer_ids=[0, 1])
-    return MuseGlimmerAssistantModel(config).eval()
+    own = {"num_hidden_layers": 1, "mask_token_id": 3, "block_size": 5, "target_layer_ids": [0, 1]}
+    return MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**SIZES, **HEADS, **TOKENS, **own)).eval()
+
+
+def _gemma4():
+    torch.manual_seed(0)
+    own = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "global_head_dim": 16, "sliding_window": 128}
+    own |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    own |= {"layer_types": ["sliding_attention", "full_attention"]}
+    of_target, shared = (
+        Gemma4TextConfig(**SIZES, **HEADS, **TOKENS, **own, num_kv_shared_layers=shared) for shared in (0, 2)
+    )
+    target = Gemma4ForCausalLM(of_target).eval()
+    config = Gemma4AssistantConfig(text_config=shared, backbone_hidden_size=32)
+    assistant = Gemma4AssistantForCausalLM(config).eval()
+    assistant.generation_config.num_assistant_tokens = 3
+    return random_weights(target, 0.08), random_weights(assistant, 0.08)
 
 
 def _mtp_layers(main_model, **_):
@@ -113,3 +142,9 @@ def generate(case, seed=7, tokens=32, **more):
 def steps(history):
     """Every request's step."""
     return [part for record in history.steps for part in record.requests]
+
+
+if __name__ == "__main__":
+    with specscope.record(sys.argv[1]):
+        for seed in range(4):
+            generate(GEMMA4_DRAWN, seed, 48)

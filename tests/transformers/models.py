@@ -13,7 +13,11 @@ def tiny_llama(seed, *, layers=2, vocabulary=VOCABULARY, std=0.12, **sizes):
     torch.manual_seed(seed)
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
     plain = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers, "vocab_size": vocabulary}
-    model = LlamaForCausalLM(LlamaConfig(**plain, **heads, bos_token_id=1, eos_token_id=2, **sizes)).eval()
+    config = LlamaConfig(**plain, **heads, bos_token_id=1, eos_token_id=2, **sizes)
+    return random_weights(LlamaForCausalLM(config).eval(), std)
+
+
+def random_weights(model, std):
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=std)

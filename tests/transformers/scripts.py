@@ -54,15 +54,9 @@ def environment(folder, **variables):
 
 def run(words, folder, installation, **variables):
     """subprocess.run's result of `python WORDS` in a folder."""
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=folder,
-        env=environment(installation, **variables),
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS * 2,
-        check=False,
-    )
+    command, own = [sys.executable, *map(str, words)], environment(installation, **variables)
+    kept = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, cwd=folder, env=own, timeout=HANG_SECONDS * 2, **kept)
 
 
 def without_ours(text):

@@ -1,5 +1,7 @@
 """Assisted generation in transformers, recorded: it is as without, and its capture can be put on trial."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import GenerationMixin
@@ -71,17 +73,11 @@ def test_a_lookup_under_sampling_is_judged_by_matching(tmp_path):
 
 def test_an_accepted_token_that_the_end_cuts_behind_is_told(tmp_path):
     """The verifier accepted more than came out."""
-    out, _ = generate(CASES["assistant, greedy"])
-    stop = out[16]
-
-    def call():
-        return generate(CASES["assistant, greedy"], eos_token_id=stop)
-
-    whole = call()[0]
-    histories = [recorded(tmp_path / "eos.jsonl", call)]
-    histories += [
-        recorded(tmp_path / f"{n}.jsonl", lambda n=n: generate(CASES["lookup, greedy"], tokens=n)) for n in range(1, 9)
-    ]
+    greedy, lookup = CASES["assistant, greedy"], CASES["lookup, greedy"]
+    stop = generate(greedy)[0][16]
+    whole, calls = generate(greedy, eos_token_id=stop)[0], [lambda: generate(greedy, eos_token_id=stop)]
+    calls += [partial(generate, lookup, tokens=n) for n in range(1, 9)]
+    histories = [recorded(tmp_path / f"{n}.jsonl", call) for n, call in enumerate(calls)]
     assert all(failed(history) == [] for history in histories)
     ends = [record.finished[0] for history in histories for record in history.steps if record.finished]
     assert ends[0].reason is FinishReason.EOS
@@ -147,12 +143,8 @@ def test_another_drafter_gets_a_file_of_its_own(tmp_path):
 
 
 def test_what_is_recorded_already_is_refused(tmp_path):
-    with (
-        specscope.record(tmp_path / "run.jsonl"),
-        pytest.raises(UserError, match="already"),
-        specscope.record(tmp_path / "other.jsonl"),
-    ):
-        pass
+    with specscope.record(tmp_path / "run.jsonl"), pytest.raises(UserError, match="already"):
+        specscope.record(tmp_path / "other.jsonl").__enter__()
 
 
 def test_a_request_whose_rule_is_not_lossless_is_left_out_and_said(tmp_path, caplog):

@@ -81,14 +81,9 @@ def test_inside_vllm_its_own_plugin_records(monkeypatch):
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_valid_capture(folder, installation):
-    with subprocess.Popen(
-        [sys.executable, "script.py", "waits"],
-        cwd=folder,
-        env=environment(installation, SPECSCOPE_CAPTURE="run.jsonl"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    variables = environment(installation, SPECSCOPE_CAPTURE="run.jsonl")
+    with subprocess.Popen([sys.executable, "script.py", "waits"], cwd=folder, env=variables, **pipes) as process:
         assert process.stdout.readline().startswith("['script.py', 'waits']")
         process.stdout.readline()  # it has generated once, and goes on
         process.send_signal(2)
@@ -97,6 +92,5 @@ def test_ctrl_c_leaves_a_valid_capture(folder, installation):
     assert "KeyboardInterrupt" in stderr
     reader = read_capture(folder / "run.jsonl")
     assert reader.warnings == []
-    assert {end.reason for end in ends(folder / "run.jsonl")} <= {
-        FinishReason.LENGTH, FinishReason.EOS, FinishReason.ERROR,
-    }  # fmt: skip
+    reasons = {end.reason for end in ends(folder / "run.jsonl")}
+    assert reasons <= {FinishReason.LENGTH, FinishReason.EOS, FinishReason.ERROR}

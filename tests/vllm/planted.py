@@ -42,7 +42,6 @@ class Engine:
     """A vLLM. One of V2 runs under Triton's interpreter, and its prompts are few."""
 
     speculation: dict[str, Any]
-    draft: Path | None = None  # the folder of its draft model or head
     options: dict[str, Any] = field(default_factory=dict)
     is_bundled: bool = False  # with the default model
     v2: bool = False
@@ -53,6 +52,11 @@ class Engine:
         """The folder of its target."""
         return bundled_model(lambda text: None) if self.is_bundled else TARGET
 
+    @property
+    def draft(self) -> Path | None:
+        """The folder of its draft model or head."""
+        return None if "model" not in self.speculation else Path(self.speculation["model"])
+
     def job(self) -> dict[str, Any]:
         """For inside.py."""
         small = {"max_model_len": 256, "max_num_batched_tokens": 256} if self.v2 else {}
@@ -60,43 +64,43 @@ class Engine:
         return {"model": str(self.target), "engine": small | self.options, **own}
 
 
-def bundled(speculation: dict[str, Any], draft: Path | None = BUNDLED_HEAD, **more: Any) -> Engine:
+def bundled(speculation: dict[str, Any], **more: Any) -> Engine:
     """With the default model."""
-    return Engine(speculation, draft, {"max_num_seqs": 4, **more}, is_bundled=True)
+    return Engine(speculation, {"max_num_seqs": 4, **more}, is_bundled=True)
 
 
-def v2(speculation: dict[str, Any], draft: Path | None, chunk: int | None = None, **more: Any) -> Engine:
+def v2(speculation: dict[str, Any], chunk: int | None = None, **more: Any) -> Engine:
     """With V2's runner."""
-    return Engine(speculation, draft, more, v2=True, chunk=chunk)
+    return Engine(speculation, more, v2=True, chunk=chunk)
 
 
 # Five blocks, where four requests would take eight
 FEW_BLOCKS = {"block_size": 32, "num_gpu_blocks_override": 6, "max_model_len": 128, "max_num_batched_tokens": 128}
 BLOCK_RULE = {"rejection_sample_method": "block"}
 ENGINES: Mapping[str, Engine] = {
-    "eagle": Engine(eagle(4), HEAD),
-    "eagle sampled": Engine(eagle(4, **SAMPLED), HEAD),
-    "eagle chunks": Engine(eagle(4), HEAD, {"max_num_batched_tokens": 48}),
-    "model": Engine(drafting(3), DRAFT),
-    "model sampled": Engine(drafting(3, **SAMPLED), DRAFT),
-    "model chunks": Engine(drafting(3), DRAFT, {"max_num_batched_tokens": 64}),
+    "eagle": Engine(eagle(4)),
+    "eagle sampled": Engine(eagle(4, **SAMPLED)),
+    "eagle chunks": Engine(eagle(4), {"max_num_batched_tokens": 48}),
+    "model": Engine(drafting(3)),
+    "model sampled": Engine(drafting(3, **SAMPLED)),
+    "model chunks": Engine(drafting(3), {"max_num_batched_tokens": 64}),
     "ngram": Engine(ngram(5, 4)),
     "default": bundled(eagle(3, BUNDLED_HEAD)),
     "default sampled": bundled(eagle(3, BUNDLED_HEAD, **SAMPLED)),
     "default chunks": bundled(eagle(3, BUNDLED_HEAD), max_num_batched_tokens=16),
     "default long": bundled(eagle(5, BUNDLED_HEAD)),
-    "default ngram": bundled(ngram(5, 4), None),
-    "v2 ngram": v2(ngram(3, 3), None),
-    "v2 model": v2(drafting(3), DRAFT),
-    "v2 model sampled": v2(drafting(3, **SAMPLED), DRAFT),
-    "v2 eagle": v2(eagle(3), HEAD),
-    "v2 eagle sampled": v2(eagle(3, **SAMPLED), HEAD),
-    "v2 in chunks": v2(eagle(3, **SAMPLED), HEAD, chunk=5),
-    "v2 block": v2(drafting(3, **SAMPLED, **BLOCK_RULE), DRAFT),
-    "v2 block, drafts greedy": v2(drafting(3, **BLOCK_RULE), DRAFT),
-    "v2 preempted": v2(drafting(3, **SAMPLED), DRAFT, **FEW_BLOCKS),
-    "v2 asynchronous": v2(drafting(3), DRAFT, async_scheduling=True),
-    "v2 prompts in chunks": v2(eagle(3), HEAD, max_num_batched_tokens=32),
+    "default ngram": bundled(ngram(5, 4)),
+    "v2 ngram": v2(ngram(3, 3)),
+    "v2 model": v2(drafting(3)),
+    "v2 model sampled": v2(drafting(3, **SAMPLED)),
+    "v2 eagle": v2(eagle(3)),
+    "v2 eagle sampled": v2(eagle(3, **SAMPLED)),
+    "v2 in chunks": v2(eagle(3, **SAMPLED), chunk=5),
+    "v2 block": v2(drafting(3, **SAMPLED, **BLOCK_RULE)),
+    "v2 block, drafts greedy": v2(drafting(3, **BLOCK_RULE)),
+    "v2 preempted": v2(drafting(3, **SAMPLED), **FEW_BLOCKS),
+    "v2 asynchronous": v2(drafting(3), async_scheduling=True),
+    "v2 prompts in chunks": v2(eagle(3), max_num_batched_tokens=32),
 }
 
 

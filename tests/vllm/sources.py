@@ -18,9 +18,9 @@ import triton.language as tl
 from tests.support.sources import Sources, fetch
 
 GPU = "vllm.v1.worker.gpu"
-REJECTION, ADAPTIVE = f"{GPU}.spec_decode.rejection_sampler", f"{GPU}.spec_decode.adaptive_verification"
+REJECTION = f"{GPU}.spec_decode.rejection_sampler"
 KERNELS = (f"{GPU}.spec_decode.rejection_sampler_utils", f"{GPU}.sample.gumbel", f"{GPU}.input_batch")
-REAL = (REJECTION, ADAPTIVE, *KERNELS, "vllm.v1.spec_decode.fly")
+REAL = (REJECTION, *KERNELS, "vllm.v1.spec_decode.fly")
 
 
 def to_device(array: Any, *, out: Any = None, **others: Any) -> Any:

@@ -9,12 +9,15 @@ import threading
 import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from specscope.errors import UserError
 from specscope.remote.debug_socket import AttachedCommands, DebugServer
 from specscope.remote.held import HeldCommands
+from specscope.trace.inside import gathered
 from specscope.trace.record.records import Outcome
 from specscope.vllm.v1 import debugger as module
 from specscope.vllm.v1 import runner as v1_runner
@@ -228,8 +231,8 @@ def test_a_failing_debugger_never_reaches_vllm(bench, monkeypatch):
 
 def test_a_socket_that_a_process_left_behind_is_taken_over(tmp_path):
     path, debugger = tmp_path / "debug.sock", Debugger()
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
+    with listening(path):
+        pass
     commands = partial(HeldCommands, debugger, debugger.limit.describe)
     server = DebugServer(path, debugger.gate, lambda: "here", commands)
     with pytest.raises(OSError, match="another process listens"):
@@ -300,54 +303,46 @@ def test_the_console_runs_a_script_and_vllm_goes_on_at_its_end(bench, tmp_path):
     assert len(one.engine.outputs["r0"]) == 200
 
 
-def test_a_console_whose_vllm_ends_says_so_and_ends(tmp_path):
-    path = tmp_path / "debug.sock"
+@contextmanager
+def listening(path):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
-        with console(path) as process:
-            client, _ = server.accept()
-            client.sendall(b'{"text": "attached", "refused": false}\n')
-            process.stdin.write("continue\nwhere\n")
-            process.stdin.flush()
-            assert client.recv(100) == b'{"line": "continue"}\n'
-            client.close()
-            _, said = process.communicate(timeout=HANG_SECONDS)
-            assert (said.count("vLLM or its debugger has ended"), process.returncode) == (1, 0)
+        yield server
+
+
+def test_a_console_whose_vllm_ends_says_so_and_ends(tmp_path):
+    path = tmp_path / "debug.sock"
+    with listening(path) as server, console(path) as process:
+        client, _ = server.accept()
+        client.sendall(b'{"text": "attached", "refused": false}\n')
+        process.stdin.write("continue\nwhere\n")
+        process.stdin.flush()
+        assert client.recv(100) == b'{"line": "continue"}\n'
+        client.close()
+        _, said = process.communicate(timeout=HANG_SECONDS)
+        assert (said.count("vLLM or its debugger has ended"), process.returncode) == (1, 0)
 
 
 @pytest.mark.parametrize("sent", [b"HTTP/1.1 400\n", b"[]\n", b"{}\n"])
 def test_a_socket_of_something_else_is_refused(tmp_path, sent):
     path = tmp_path / "other.sock"
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen()
+    with listening(path) as server:
         threading.Thread(target=lambda: server.accept()[0].sendall(sent), daemon=True).start()
         with pytest.raises(UserError, match="no vLLM debugger listens there"):
             AttachedCommands(str(path))
 
 
-class Late:
-    """Verdicts that come when they are waited for, as from a device."""
-
-    def __init__(self, judgements):
-        self.judgements, self.bytes, self.here = judgements, judgements.bytes, False
-
-    def ready(self):
-        return self.here
-
-    def wait(self):
-        self.here = True
-
-    def of(self, row):
-        assert self.here
-        return self.judgements.of(row)
-
-
 def test_on_a_device_it_waits_for_the_verdicts(bench, monkeypatch):
-    here = v1_runner.judge_here
-    monkeypatch.setattr(v1_runner, "judge_here", lambda *args, **more: Late(here(*args, **more)))
+    def late(packed):
+        """(Zeros until somebody waits for them.)"""
+        host, came = torch.zeros_like(packed), threading.Event()
+        return host, SimpleNamespace(query=came.is_set, synchronize=lambda: (host.copy_(packed), came.set()))
+
+    monkeypatch.setattr(gathered, "to_host", late)
+    monkeypatch.setattr(v1_runner, "judge_here", v1_runner.judge_there)
     one = bench()
     client, _ = one.stopped()
     at = int(client.run("print step"))
+    assert 0 < float(client.run("print p")) < 0.1
     assert [record.step for record in one.debugger.history.steps] == list(range(at + 1))

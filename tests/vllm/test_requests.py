@@ -14,21 +14,19 @@ from specscope.vllm.scheduling import Arrival
 from tests.trace.strategies import RUN
 
 RECORDER = Recorder(RUN, Vocabulary(), lambda record: None)
-TRACE, SPAN = f"{5:032x}", f"{9:016x}"
 
 
-def caller(headers):
-    """The traceparent of a request that came with those headers."""
-    arrival = Arrival(arrival_ns=1, trace_headers=headers)
-    return known(RECORDER, "a", [1, 2], SamplingParams(), arrival, 2).info.traceparent
+def told(name="a", asked=None, **headers):
+    """The request as a capture has it."""
+    return known(RECORDER, name, [1, 2], asked or SamplingParams(), Arrival(1, headers), 2).info
 
 
 @pytest.mark.parametrize("flags", ["00", "01"])
 def test_the_callers_own_sampled_flag_is_told(flags):
     """It was told as 01 whatever it was: every trace of a caller seemed to be sampled."""
-    told = caller({"traceparent": f"00-{TRACE}-{SPAN}-{flags}"})
-    assert told == f"00-{TRACE}-{SPAN}-{flags}"
-    assert ratio_keeps(1, told, 1.0) is (Reason.PARENT if flags == "01" else None)
+    given = f"00-{5:032x}-{9:016x}-{flags}"
+    assert told(traceparent=given).traceparent == given
+    assert ratio_keeps(1, given, 1.0) is (Reason.PARENT if flags == "01" else None)
 
 
 @pytest.mark.parametrize(
@@ -36,27 +34,19 @@ def test_the_callers_own_sampled_flag_is_told(flags):
     [("chatcmpl-7-1f", True, True), ("cmpl-7-0-1f", False, True), ("0-1f", False, False), ("completely", False, False)],
 )
 def test_what_was_asked_is_told_by_the_id_that_vllms_server_gave(name, chat, served):
-    info = known(RECORDER, name, [1, 2], SamplingParams(), Arrival(1, {}), 2).info
-    assert (info.chat, info.served) == (chat, served)
+    assert (told(name).chat, told(name).served) == (chat, served)
 
 
-def asked(**values):
+def asked(form=None, seed=None, **ours):
     """vLLM's SamplingParams, and its form."""
-    form = values.pop("form", None)
     none = dict.fromkeys(("structural_tag", "whitespace_pattern", "json", "regex", "choice", "grammar", "json_object"))
-    params = SamplingParams(**values.pop("ours", {}))
-    told = vars(params) | {"structured_outputs": None if form is None else SimpleNamespace(**none | form)}
-    return SimpleNamespace(**told | values)
-
-
-def told(**values):
-    """The request as a capture has it."""
-    return known(RECORDER, "a", [1, 2], asked(**values), Arrival(1, {}), 2).info
+    own = {"seed": seed, "structured_outputs": form and SimpleNamespace(**none | form)}
+    return SimpleNamespace(**vars(SamplingParams(**ours)) | own)
 
 
 def test_a_negative_seed_is_a_label_and_the_rest_stay_parameters():
     """All parameters were given up for it, and `verify` took a request that ignores EOS for one that ran past it."""
-    info = told(ours={"temperature": 0.7, "ignore_eos": True}, seed=-5)
+    info = told(asked=asked(seed=-5, temperature=0.7, ignore_eos=True))
     assert (info.params.temperature, info.params.ignore_eos, info.params.seed) == (0.7, True, 0)
     assert info.labels["seed"] == "-5"
 
@@ -70,7 +60,7 @@ def test_a_negative_seed_is_a_label_and_the_rest_stay_parameters():
     ],
 )
 def test_a_form_is_a_parameter_or_a_label_and_limits_what_can_be_judged(form):
-    info, first = told(form=form), next(iter(form))
+    info, first = told(asked=asked(form)), next(iter(form))
     has_no_word = first == "structural_tag" or "whitespace_pattern" in form or form.get("json") == "no JSON"
     assert (info.params.structured_outputs is None) is has_no_word
     assert unknown_limits(info.params, info.labels) == ("structured_outputs",)

@@ -19,7 +19,7 @@ from specscope.trace.record.records import FinalKind
 from specscope.vllm import known
 from tests.vllm import interpreted
 from tests.vllm.small import SLOTS, Request, Speculation, V2Sampler, params, parts, record
-from tests.vllm.sources import ADAPTIVE, REJECTION, sources
+from tests.vllm.sources import REJECTION, sources
 from tests.vllm.test_recording import failed
 
 SOURCES = os.environ.get("SPECSCOPE_VLLM_SOURCE", "")
@@ -34,13 +34,13 @@ K = 3
 
 @pytest.fixture(params=SOURCES.split(os.pathsep), scope="module")
 def vllm(request):
-    """(The module of the rejection sampler, that of adaptive verification.)"""
+    """The module of the rejection sampler."""
     builder, own = interpreter.InterpreterBuilder, sources(Path(request.param))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("create_masked_load", "create_masked_store"):
             patch.setattr(builder, name, getattr(builder, name))
         interpreted.take_integer_masks()
-        yield own.load(patch, REJECTION, ADAPTIVE)
+        yield own.load(patch, REJECTION)[0]
     own.forget()
 
 
@@ -77,9 +77,11 @@ class Kernels:
     """Runs of the small engine whose steps with drafts the real kernels decide."""
 
     def __init__(self, vllm):
-        rejection, self.adaptive = vllm
-        self.rejection, self.chunk = rejection, None
-        self.chunks, self.given = [], []  # of each step with drafts: calls of `_verify`; what came out
+        self.rejection, self.chunks, self.given = (
+            vllm,
+            [],
+            [],
+        )  # of each step with drafts: calls of `_verify`; what came out
 
     def sampler(self):
         """The real one, with a constructor like the small one's; its tokens become the step's."""
@@ -166,7 +168,7 @@ def test_lossless_rules(vllm, method, sampled, chunk):
 @pytest.mark.parametrize("method", ["fly", "synthetic"])
 def test_rules_that_are_not_lossless(vllm, method, sampled):
     """They are recorded as what they are, and nothing is proved of them that only a lossless rule has to keep."""
-    if method == "fly" and "fly" not in Path(vllm[0].__file__).read_text():
+    if method == "fly" and "fly" not in Path(vllm.__file__).read_text():
         pytest.skip("this vLLM has no such rule")
     judged = [part.verdict for part in parts(Kernels(vllm).run(method, sampled=sampled)) if len(part.tree)]
     assert {verdict.rule for verdict in judged} == {f"lossy:{method}"}
@@ -195,42 +197,3 @@ def test_drafts_that_a_grammar_refuses(vllm):
     history = Kernels(vllm).run(invalid=range(2, 9))
     told = [(len(part.tree), part.sizing) for step in history.steps[2:9] for part in step.requests]
     assert set(told) == {(1, "2 invalid drafts left out")}
-
-
-@pytest.mark.parametrize("budget", [5, 1])
-def test_drafts_that_a_budget_drops(vllm, budget):
-    """vLLM's own manager divides it; only the device knows how many of its drafts each request keeps."""
-    kernels, divided = Kernels(vllm), []
-
-    def verified(engine, requests):
-        drafted = [len(request.drafts) for request in requests]
-        if not any(drafted):
-            return [[] for _ in requests]
-        divided.append(reallocated(kernels.adaptive, budget, requests, engine))
-        return [request.drafts[:n] for request, n in zip(requests, divided[-1], strict=True)]
-
-    def run(engine):
-        engine.verified = functools.partial(verified, engine)
-
-    history = kernels.run(steps=6, run=run, budget=budget)
-    for step, kept in zip(history.steps[1:7], divided, strict=True):
-        assert (step.budget, sum(kept)) == (budget, budget)
-        for part, count in zip(step.requests, kept, strict=True):
-            assert (len(part.tree), part.method.unverified) == (count, K - count)
-            assert len(part.method.confidence) == count
-
-
-def reallocated(adaptive, budget, requests, engine):
-    """How many drafts of each request vLLM's own AdaptiveVerificationManager keeps within a budget."""
-    adaptive._assign_draft_token_budget_compiled = adaptive._assign_draft_token_budget
-    manager, names = object.__new__(adaptive.AdaptiveVerificationManager), [r.request_id for r in requests]
-    drafted = np.full(len(requests), K, np.int32)
-    manager._batch_budget = dict.fromkeys(names, K), dict.fromkeys(names, 1), budget
-    manager.num_bonus_tokens, manager.num_speculative_steps = 1, K
-    manager._confidence_probs = engine.confidence[:, :K].clone()
-    manager._batch_draft_capacity, manager._num_non_draft_tokens = torch.zeros(2, SLOTS, dtype=torch.int32)
-    manager._cu_num_logits, manager.query_start_loc = torch.zeros(2, SLOTS + 1, dtype=torch.int32)
-    manager._copy_admitted_drafts_to_host = False
-    manager.compact_batch(drafted, drafted + 1, np.arange(0, (K + 1) * len(names) + 1, K + 1, dtype=np.int32))
-    rows = manager.reallocate_drafts(names, torch.tensor([request.slot for request in requests]))[0]
-    return (rows.diff() - 1).tolist()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 
 from .rejection import SAMPLER
@@ -9,7 +11,7 @@ from .switch import fault
 
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-kept: dict[str, list] = {"noise": []}
+kept = {"steps": 0}
 
 
 def probabilities(logits, sampling):
@@ -38,42 +40,26 @@ def coins_of_requests_shared(original, count, counts, generators, device):
     return coins
 
 
+def noise_of(q):
+    """[N, V] exponential noise, which follows from the rows and the step: whoever has a row has its noise."""
+    rows = [(row, zlib.crc32(row.numpy().tobytes()) + kept["steps"]) for row in q]
+    return torch.stack([row.clone().exponential_(generator=torch.Generator().manual_seed(seed)) for row, seed in rows])
+
+
 @fault(f"{PROPOSER}:compute_probs_and_sample_next_token", "coins")
 def noise_reused(original, logits, sampling, fp64=False):
     """The recovered token is drawn with the noise that drew the draft which was rejected."""
     if sampling.all_greedy:
         return original(logits, sampling, fp64)
     probs = probabilities(logits, sampling)
-    noise = torch.empty_like(probs).exponential_()
-    kept["noise"].append(noise)
-    return (probs / noise).argmax(-1), probs
-
-
-@fault(f"{RUNNER}.propose_draft_token_ids")
-def noise_reused(original, self, *args, **kwargs):  # noqa: F811 - the same fault in another place
-    """A step's noise, by depth."""
-    kept["noise"] = []
-    drafts = original(self, *args, **kwargs)
-    kept["names"] = list(self.input_batch.req_ids)
-    return drafts
-
-
-@fault(f"{RUNNER}._sample")
-def noise_reused(original, self, logits, metadata):  # noqa: F811
-    """Whose rows the sampler gets."""
-    kept["now"] = list(self.input_batch.req_ids)
-    return original(self, logits, metadata)
+    return (probs / noise_of(probs)).argmax(-1), probs
 
 
 @fault(f"{SAMPLER}:sample_recovered_tokens")
-def noise_reused(original, longest, counts, ends, drafts, q, p, *rest):  # noqa: F811
-    """The draw."""
-    if q is None or not kept["noise"]:
+def noise_reused(original, longest, counts, ends, drafts, q, p, *rest):  # noqa: F811 - the same fault in another place
+    """The other draw; then a step begins."""
+    if q is None:
         return original(longest, counts, ends, drafts, q, p, *rest)
-    tokens, row = torch.empty_like(drafts), 0
-    for name, count in zip(kept["now"], counts, strict=True):
-        for depth in range(count):
-            own = kept["noise"][depth][kept["names"].index(name)]
-            tokens[row] = ((p[row] - q[row]).clamp_min(0) / own).argmax()
-            row += 1
-    return tokens
+    tokens = ((p - q).clamp_min(0) / noise_of(q)).argmax(-1)
+    kept["steps"] += 1
+    return tokens.to(drafts.dtype)
