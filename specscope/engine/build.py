@@ -50,7 +50,6 @@ from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary, read_vocabulary
 
 GIB = 2**30
-OWN_TREE = "5"  # of a drafter of somebody's own, where --tree is not given
 
 
 @dataclass
@@ -142,7 +141,7 @@ def make_drafter(
 
     `blocks`: the target's of KV; `other`: a drafter that has loaded the same weights, to share them.
     """
-    plan, room = config.plan or parse_plan(OWN_TREE), drafter_blocks(config, blocks)
+    plan, room = config.plan or parse_plan("5"), drafter_blocks(config, blocks)  # of a drafter of somebody's own
     if config.is_own:
         setup = DrafterSetup(target, tokenizer, plan, config.draft_model, room, backend)
         own: Any = config.own.load("--drafter") if isinstance(config.own, NamedCode) else config.own

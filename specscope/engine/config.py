@@ -46,8 +46,7 @@ class EngineConfig:
     """How to build an Engine. Raises UserError where values do not fit together."""
 
     target: Annotated[
-        str | None,
-        Flag("Model: a folder, a hub name or a .gguf file.  [default: SmolLM2-135M-Instruct]", "MODEL"),
+        str | None, Flag("Model: a folder, a hub name or a .gguf file.  [default: SmolLM2-135M-Instruct]", "MODEL")
     ] = None
     # One of DRAFTERS, or module:Class; auto: eagle with the default target or a head, ngram with another target
     drafter: Annotated[
@@ -59,8 +58,7 @@ class EngineConfig:
         ),
     ] = "auto"
     draft_model: Annotated[
-        str | None,
-        Flag("A head, a smaller model, or self:N. With self:N, the target's first N layers.", "MODEL"),
+        str | None, Flag("A head, a smaller model, or self:N. With self:N, the target's first N layers.", "MODEL")
     ] = None
     tree: Annotated[
         str | None,
@@ -70,8 +68,7 @@ class EngineConfig:
     ] = None
     speculation: Annotated[str, Flag("Whether to draft.  [default: on]", choices=("on", "off"))] = "on"
     disable_above: Annotated[
-        Count | None,
-        Flag("Stop drafting above N decoding requests. It resumes at a quarter fewer.", "N"),
+        Count | None, Flag("Stop drafting above N decoding requests. It resumes at a quarter fewer.", "N")
     ] = None
     async_scheduling: Annotated[
         bool,
@@ -224,7 +221,6 @@ def named_code(settings: dict[str, Any]) -> dict[str, Any]:
     for what, own, known, _ in NAMED:
         name = settings.get(what)
         if isinstance(name, str) and name not in known and is_named(name):
-            refuse_gone(name.partition(":")[0])
             found[own] = NamedCode.find(name, f"--{what}")
     return settings | found
 

@@ -39,8 +39,6 @@ from specscope.trace.wire.outputs import Bus, Sink, Subscription
 AHEAD = 2  # steps at once: one is accounted for while one runs
 Job = Callable[[bool], StepState | None]  # whether it is run where there is nothing to do; None where it was not
 Account = Callable[[StepState, int, int], StepRecord]  # ... launched_ns, read_ns
-
-
 new_worker = partial(ThreadPoolExecutor, 1, thread_name_prefix="specscope-steps")
 
 
@@ -176,6 +174,7 @@ class Engine:
         self.max_context = parts.max_context  # tokens of a prompt and its output at most
         longest = max(map(len, self.vocabulary.pieces.values()), default=1)
         self.encoder = PromptEncoder(self.tokenizer, self.runner.loaded.vocab_size, parts.max_context, longest)
+        self.encode, self.turn = self.encoder.encode, self.encoder.turn
         room = Room(self.runner, self.drafter, self.max_context)
         self.scheduler = Scheduler(room, self.config.max_batch, self.config.max_step_tokens)
         self.intake = Intake(parts, self.scheduler, self._note_input)
@@ -230,14 +229,6 @@ class Engine:
         """Queue a request as a user wrote it, and return its id. Raises UserError for what cannot run."""
         prompt = self.turn(spec.prompt, raw=spec.raw)
         return self.add(prompt, spec.params, labels=spec.labels, template=spec.template)
-
-    def encode(self, prompt: Prompt, template: Mapping[str, Any] = NO_KWARGS) -> Encoded:
-        """A prompt as text and token ids. `template`: chat_template_kwargs. Raises UserError."""
-        return self.encoder.encode(prompt, template)
-
-    def turn(self, prompt: Prompt, *, raw: bool = False) -> Prompt:
-        """Text as a chat turn of the user, where the model has a chat template and `raw` is False."""
-        return self.encoder.turn(prompt, raw=raw)
 
     def cancel(self, name: str) -> None:
         """End a request now; what it has emitted stays. Unknown or ended ids are ignored.

@@ -29,7 +29,9 @@ def import_transformers() -> None:
         with _stand_ins():
             import transformers
 
-            with _without_unused(transformers):
+            none: dict[str, Any] = dict.fromkeys(UNUSED, lambda: False)  # as on a machine without them
+            utils = transformers.utils
+            with patch.multiple(utils.import_utils, **none), patch.multiple(utils, **none):
                 for name in ("models", "masking_utils", "modeling_utils"):
                     importlib.import_module(f"transformers.{name}")
     except Exception:  # another version, which asks for more
@@ -58,11 +60,3 @@ def _stand_ins() -> Iterator[None]:
         finally:
             for name in (DYNAMO, INDEXING):
                 del sys.modules[name]
-
-
-@contextmanager
-def _without_unused(transformers: ModuleType) -> Iterator[None]:
-    """Let transformers find neither torch.distributed nor SciPy, as on a machine without them."""
-    none: dict[str, Any] = dict.fromkeys(UNUSED, lambda: False)
-    with patch.multiple(transformers.utils.import_utils, **none), patch.multiple(transformers.utils, **none):
-        yield

@@ -107,7 +107,8 @@ class Phases:
     def schedule(self, now: StepState) -> None:
         """Which requests run, what they feed, and the room that each is given for a draft. No drafter is asked."""
         drafts = self.parts.drafter.max_nodes > 0
-        now.off = self.gate.why_off(self.scheduler.decoding) if drafts else "the drafter is none"
+        decoding = sum(request.pending == 1 for request in self.scheduler.running)  # if there is room for all
+        now.off = self.gate.why_off(decoding) if drafts else "the drafter is none"
         now.plan = self.scheduler.schedule(time.time_ns(), drafts=not now.off)
         now.waiting = len(self.scheduler.waiting)
         for request in now.plan.failed:

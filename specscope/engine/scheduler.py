@@ -131,11 +131,6 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they are served
 
-    @property
-    def decoding(self) -> int:
-        """Running requests that will draw a token in the next step, if there is room for it."""
-        return sum(request.pending == 1 for request in self.running)
-
     def schedule(self, now_ns: int, *, drafts: bool) -> Schedule:
         """Choose this step's requests and reserve KV room for all that they may write, and for the largest draft.
 
