@@ -50,19 +50,6 @@ def test_the_drafter_s_cache_is_asked_too(small):
     pool.__init__(40)
 
 
-def test_a_request_ends_at_the_context_s_limit_and_needs_no_room_behind_it(small, engines):
-    engine = small("none", blocks=12)
-    before, room = engine.max_context, engine.scheduler.room
-    engine.parts.max_context = room.max_context = 64
-    try:
-        name = engine.add([40] * 50, params(100_000))
-        while engine.busy:
-            ends = engine.step().finished
-        assert [(end.info.id, len(end.output)) for end in ends] == [(name, 14)]
-    finally:
-        engine.parts.max_context = room.max_context = before
-
-
 @pytest.mark.parametrize("name", ["none", "ngram", "draft tree", "eagle dynamic"])
 def test_nobody_starves(small, name):
     """A request that needs nearly all blocks is served though short ones come as long as it waits."""

@@ -2,7 +2,7 @@
 
 Requests of all kinds run together. In each column a greedy one is given the tokens of plain decoding, and any other the
 tokens and the verdicts of the first column; these up to decisions that rounding flips, which are looked at one by one,
-and few. `verify` and `audit` find nothing in the first run of a row nor in the one under most pressure.
+and few. `verify` and `audit` find nothing in the run under most pressure.
 """
 
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ ABC = "abcabcabcabcabcabcabcabcabcabcabcabc"
 REQUESTS = [  # each greedy and sampled
     (HEAD + "then one", FOUR),
     ("x", OTHERS),
-    (HEAD + "hello hello", {}),
+    (HEAD + "hello hello", {"top_k": 30, "top_p": 0.9}),
     (ABC, PENALISED),
     ("abcdefghijklmnopqrstuvwxy", {"logit_bias": {70: 3.0, 71: -2.0, 80: 1.0}}),  # a token more than a step takes
     (HEAD * 2, {"structured_outputs": {"json": SCHEMA}}),
@@ -43,7 +43,7 @@ REQUESTS = [  # each greedy and sampled
     ("the cat sat on the mat, the cat", {"min_p": 0.02, "stop": ("a", "e")}),
 ]
 ALL = [
-    SamplingParams(max_tokens=26, seed=i, temperature=t, ignore_eos="structured_outputs" not in how, **how)
+    SamplingParams(max_tokens=14, seed=20 + i, temperature=t, ignore_eos="structured_outputs" not in how, **how)
     for t in (0.0, 0.9)
     for i, (_, how) in enumerate(REQUESTS)
 ]
@@ -51,17 +51,17 @@ WAYS = {  # the first is what the others are held against
     "together": {},
     "alone": {"alone": True},
     "backwards, by twos, in other chunks": {"order": -1, "batch": 2, "budget": 41},
-    "ahead": {"ahead": True},
     "few blocks": {"blocks": 10},
     "few blocks, ahead": {"blocks": 10, "ahead": True},
-    "back and on": {"back": (4, 9, 17)},
-    "few blocks, back and on": {"blocks": 13, "back": (4, 9, 17, 30)},
+    "few blocks, back and on": {"blocks": 11, "back": (4, 9, 17, 30)},
 }
+EASY = {"together": {}, "together, ahead": {"ahead": True}, "back and on": {"back": (4, 9, 17)}}  # and not pressed
 ROWS = [*DRAFTERS, "same model", "dynamic model", "eagle-1", "own"]
-# Random heads draft one token over and over; behind a norm of ones all features of the first EAGLE, and of modules, are
-# of one length
-BUT = dict.fromkeys(("p-eagle dynamic", "dflash", "dflash chain", "dflash dynamic"), "placeholders")
-BUT |= dict.fromkeys(("eagle-1", "mtp", "mtp-3"), "features fed")
+# Random drafters draft one token over and over; behind a norm of ones all features of the first EAGLE, and of modules,
+# are of one length
+REPEATING = ("draft tree", "p-eagle dynamic", "dflash", "dflash chain", "dflash dynamic", "mtp-3")
+BUT = {row: {"placeholders"} for row in REPEATING} | {row: {"features fed"} for row in ("eagle-1", "mtp")}
+BUT["mtp-3"] |= {"features fed"}
 RARE = 5000  # compared tokens to each place where requests part: a near tie, whatever the ways that meet it
 
 
@@ -107,17 +107,12 @@ def run(engine, blocks=200, batch=3, budget=24, order=1, back=(), *, ahead=False
         assert (engine.drafter.cache.pool.used, engine.drafter.states) == (0, {})
     made = Run(History(engine.run_info, engine.vocabulary))
     for record in records:
-        note(made, record)
-    return made
-
-
-def note(made, record):
-    made.history.append(record)
-    made.preempted += len(record.preempted)
-    made.tokens |= {end.info.id: end.output.tolist() for end in record.finished}
-    for part in record.requests:
-        if part.verdict is not None:
+        made.history.append(record)
+        made.preempted += len(record.preempted)
+        made.tokens |= {end.info.id: end.output.tolist() for end in record.finished}
+        for part in (part for part in record.requests if part.verdict is not None):
             made.steps.setdefault(part.request, []).append(part)
+    return made
 
 
 def decided(step):
@@ -170,9 +165,9 @@ def timeless(record):
 def proven(bench, engine, made, but):
     """`verify` and `audit` find nothing, `but` a check of random weights."""
     trial, found = judge(made.history, source="run"), bench.audit(engine, made.history)
-    assert {finding.name for finding in trial.failed} <= {but}
+    assert {finding.name for finding in trial.failed} <= but
     assert failed(found) == set()
-    no_judge = (but == "features fed" and engine.config.drafter == "eagle") or engine.config.is_own
+    no_judge = ("features fed" in but and engine.config.drafter == "eagle") or engine.config.is_own
     assert found.exit is (Exit.NOT_JUDGED if no_judge else Exit.CONSISTENT)
 
 
@@ -190,9 +185,10 @@ def compared():
 
 
 @pytest.mark.parametrize("row", [pytest.param(n, marks=pytest.mark.slow if n in LIKE_ANOTHER else ()) for n in ROWS])
-def test_tokens_and_verdicts_hang_on_the_request_alone(bench, plain, compared, row):
+@pytest.mark.parametrize("ways", [WAYS, pytest.param(EASY, marks=pytest.mark.slow)], ids=["pressed", "easy"])
+def test_tokens_and_verdicts_hang_on_the_request_alone(bench, plain, compared, row, ways):
     engine, wanted, runs = bench.engine(row), None, {}
-    for way, how in WAYS.items():
+    for way, how in ways.items():
         got = runs[way] = run(engine, **how)
         wanted = wanted or got
         assert (got.preempted > 0) == ("blocks" in how), way
@@ -200,16 +196,15 @@ def test_tokens_and_verdicts_hang_on_the_request_alone(bench, plain, compared, r
         assert [got.tokens[name] for name in greedy] == [plain.tokens[name] for name in greedy], way
         compared["places"] |= {(row, *place) for place in parted(wanted, got)}
         compared["tokens"] += sum(map(len, got.tokens.values()))
-        if way in ("together", "few blocks, ahead"):
-            proven(bench, engine, got, BUT.get(row))
-    for sync, ahead in (("together", "ahead"), ("few blocks", "few blocks, ahead")):
-        one, other = ([*map(timeless, runs[way].history.steps)] for way in (sync, ahead))
-        assert one == other  # with all their evidence, bit for bit; who waited, and which blocks are used
+    ahead = next(way for way in ways if way.endswith("ahead"))
+    proven(bench, engine, runs[ahead], BUT.get(row, set()))
+    one, other = ([*map(timeless, runs[way].history.steps)] for way in (ahead.removesuffix(", ahead"), ahead))
+    assert one == other  # with all their evidence, bit for bit; who waited, and which blocks are used
     accepted = {step.verdict.accepted for steps in wanted.steps.values() for step in steps}
     assert (max(accepted) > 0) == (row != "none")
 
 
-@pytest.mark.parametrize("row", ["ngram", "eagle", "p-eagle dynamic"])
+@pytest.mark.parametrize("row", ["eagle", "p-eagle dynamic"])
 def test_the_end_of_the_context_is_reached(bench, row):
     """Near it no tree fits any more, and features of the last steps go unused."""
     outputs = []

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from specscope import SamplingParams
-from specscope.trace.wire.capture import CaptureWriter
-from specscope.trace.wire.reading import read_capture
 from tests.engines import DRAFTERS, PROMPTS, each_drafter
 
 
@@ -19,13 +17,6 @@ def model(deep):
     return AutoModelForCausalLM.from_pretrained(deep).eval()
 
 
-def afresh(model, prompt, output):
-    """[m, V] of a plain pass over prompt and output."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *output]])).logits[0]
-    return logits[len(prompt) - 1 : -1].log_softmax(-1)
-
-
 @pytest.mark.every(3)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", each_drafter(DRAFTERS))
@@ -34,7 +25,10 @@ def test_they_are_the_raw_ones_of_each_tokens_own_context(engines, model, name, 
     shaping = {"logit_bias": {70: 3.0}, "presence_penalty": 1.0, "top_k": 50, "min_tokens": 3}
     engine, asked = engines[name], SamplingParams(temperature=temperature, logprobs=3, max_tokens=16, **shaping)
     for prompt, result in zip(PROMPTS, engine.generate(PROMPTS, [asked] * len(PROMPTS)), strict=True):
-        wanted = afresh(model, engine.tokenizer(prompt)["input_ids"], result.token_ids)
+        tokens = engine.encode(prompt).tokens
+        with torch.no_grad():
+            logits = model(torch.tensor([[*tokens, *result.token_ids]])).logits[0]
+        wanted = logits[len(tokens) - 1 : -1].log_softmax(-1)
         assert [one.token for one in result.logprobs] == result.token_ids
         for row, one in zip(wanted, result.logprobs, strict=True):
             assert one.logprob == pytest.approx(float(row[one.token]), abs=1e-4)
@@ -50,20 +44,6 @@ def test_they_cost_nothing_where_nobody_asks(engines, monkeypatch):
     (result,) = engines["draft tree"].generate("abc", SamplingParams(max_tokens=4))
     assert result.logprobs is None
     assert all(step.logprobs is None for step in result.steps)
-
-
-def test_a_capture_holds_them(engines, tmp_path):
-    engine, path = engines["ngram"], tmp_path / "run.jsonl"
-    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
-    subscription = engine.subscribe(writer, lossless=True)
-    form = {"regex": "[a-c]+"}
-    (result,) = engine.generate("abcabc", SamplingParams(logprobs=2, max_tokens=6, structured_outputs=form))
-    subscription.close()
-    writer.close()
-    read = [part for record in read_capture(path).history.steps for part in record.requests]
-    assert [part.logprobs for part in read] == [part.logprobs for part in result.steps]
-    assert [part.form for part in read] == [part.form for part in result.steps]
-    assert any(part.form is not None and np.all(part.form.removed > 0) for part in read)
 
 
 @pytest.mark.every(3)

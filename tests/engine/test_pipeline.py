@@ -7,40 +7,17 @@ from itertools import pairwise
 import pytest
 import torch
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
+from specscope.errors import UserError
 from specscope.trace.record.records import FinishReason
 from tests.engine.test_invariances import timeless
-from tests.engines import DRAFTERS, PROMPTS
-from tests.heads import head_tensors, write_head, write_parallel_head
+from tests.engines import PROMPTS
 from tests.waiting import HANG_SECONDS, until
-
-KINDS = {
-    "greedy": {},
-    "sampled": {"temperature": 0.9},
-    "penalties": {"temperature": 0.7, "frequency_penalty": 0.6, "repetition_penalty": 1.2},
-    "bias and min-p": {"temperature": 1.1, "min_p": 0.02, "logit_bias": {40: 2.0, 41: -3.0}},
-    "stop": {"temperature": 0.9, "stop": ("a", "e")},
-}
-
-
-@pytest.fixture(scope="module")
-def make(deep, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("heads")
-    heads = {"eagle": write_head(folder, head_tensors()), "p-eagle": write_parallel_head(folder / "parallel")}
-
-    def built(name, **more):
-        how = DRAFTERS[name]
-        head = heads.get(name.split()[0], heads["eagle"])
-        extra = {"draft_model": str(head)} if how["drafter"].endswith("eagle") else {}
-        same = {"dtype": "float32", "kv_memory": 0.01, "max_batch": 3, "max_step_tokens": 24}
-        return Engine(target=str(deep), **{**same, **how, **extra, **more})
-
-    return built
 
 
 def fill(engine, tokens=24):
-    for i, (prompt, kind) in enumerate(zip(PROMPTS, KINDS.values(), strict=True)):
-        engine.add(prompt, SamplingParams(max_tokens=tokens, seed=i, ignore_eos=True, **kind))
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(prompt, SamplingParams(max_tokens=tokens, seed=i, ignore_eos=True, temperature=0.9 * (i % 2)))
 
 
 def run(engine):
@@ -111,6 +88,8 @@ def test_what_was_launched_is_drained_before_a_debugger_looks(make):
     seen = [engine.step().step for _ in range(3)]
     published = []
     engine.bus.subscribe(published.append, lossless=True, moves=True)
+    with pytest.raises(UserError, match="no timeline"):
+        engine.rewind(0)
     engine.keep_timeline()
     engine.bus.flush()
     assert [record.step for record in published] == [seen[-1] + 1]
@@ -119,6 +98,8 @@ def test_what_was_launched_is_drained_before_a_debugger_looks(make):
     rest = run(engine)
     assert rest[0].step == before
     assert all(record.flight is None for record in rest)
+    with pytest.raises(UserError, match="cannot go back to"):
+        engine.rewind(before - 1)
     engine.rewind(before)
     assert [timeless(one) for one in run(engine)] == [timeless(one) for one in rest]
     engine.close()

@@ -12,22 +12,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import specscope
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.speculate import sampling
-from tests.heads import head_tensors, write_head, write_parallel_head
 
 HOME = str(Path(specscope.__file__).parent)
 METHODS = ("cpu", "tolist", "item", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__")
 # Operators that cannot run before the host knows how many numbers come out, or that hand a number to it.
 OPERATORS = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "unique")
-DRAFTERS = {
-    "none": {"drafter": "none"},
-    "ngram": {"drafter": "ngram", "tree": "2x3", "ngram_min": 1},
-    "draft_model": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (1, 0)]"},
-    "dynamic": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:4,depth=3,top=2"},
-    "eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
-    "p-eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
+RUNS = {  # a tree and a temperature, by the name of an engine
+    "none": (None, 0.9),
+    "ngram": ("2x3", 0.9),
+    "draft tree": ("[(0,), (1,), (1, 0)]", 0.9),
+    "dynamic model": ("dynamic:4,depth=3,top=2", 0.9),
+    "eagle dynamic": ("dynamic:3,depth=2,top=2", 0.0),
+    "p-eagle dynamic": ("dynamic:3,depth=2,top=2", 0.9),
 }
+PENALISED = {"logit_bias": {60: 2.0}, "repetition_penalty": 1.2, "frequency_penalty": 0.5}
 HOST = "tree_batch.__init__"  # fills the buffer on the host that one copy takes to the device
 VERDICTS, PASS = "tree_batch.to_host", ("base.top", "distribution.draw_siblings")
 
@@ -73,34 +73,14 @@ class Reads(TorchDispatchMode):
         return Counter(name for _, name in self.calls.values())
 
 
-@pytest.fixture
-def as_on_a_device(monkeypatch):
-    """Where the code asks whether a tensor is on the host, to read it there, it is told no."""
-
-    monkeypatch.setattr(sampling, "argmax", lambda rows: rows.argmax(-1))
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(
-    ("name", "temperature"),
-    [
-        pytest.param(name, t, marks=pytest.mark.slow if t == 0 and name != "eagle" else ())
-        for name in DRAFTERS
-        for t in (0.0, 0.9)
-    ],
-)
-def test_a_step_reads_its_verdicts_and_each_draft_pass_its_tokens(
-    deep, tmp_path, monkeypatch, as_on_a_device, name, temperature
-):
-    how = dict(DRAFTERS[name])
-    if name.endswith("eagle"):
-        head = tmp_path / "head"
-        how["draft_model"] = str(write_head(head, head_tensors()) if name == "eagle" else write_parallel_head(head))
-    engine = Engine(
-        target=str(deep), dtype="float32", kv_memory=0.01, backend="triton", device="cpu", evidence="lean", **how
-    )
+@pytest.mark.parametrize("name", RUNS)
+def test_a_step_reads_its_verdicts_and_each_draft_pass_its_tokens(make, monkeypatch, name):
+    monkeypatch.setattr(sampling, "argmax", lambda rows: rows.argmax(-1))  # as it is where there is a GPU
+    tree, temperature = RUNS[name]
+    engine = make(name, tree=tree, backend="triton", device="cpu", evidence="lean")
     for i, prompt in enumerate(("abcabcabc", "the cat sat")):
-        engine.add(prompt, SamplingParams(max_tokens=6, temperature=temperature, seed=i, ignore_eos=True))
+        more = PENALISED if name in ("none", "ngram") else {}  # a model's tokens are read for each request then
+        engine.add(prompt, SamplingParams(max_tokens=6, temperature=temperature, seed=i, ignore_eos=True, **more))
     engine.step()  # whatever a model reads once
     with Reads(monkeypatch) as reads:
         steps = 0

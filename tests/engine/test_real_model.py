@@ -41,24 +41,18 @@ def reference():
     engine = Engine(dtype="float32", drafter="none")
     prompts = [engine.encode(engine.turn(prompt))[1] for prompt in PROMPTS]
     model = AutoModelForCausalLM.from_pretrained(bundled_model(print), dtype=torch.float32)
-    out = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        mask = torch.ones_like(ids)
-        made = model.generate(
-            ids, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        out.append(made[0, len(prompt) :].tolist())
-    return prompts, out
+    how = {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    every = [torch.tensor([prompt]) for prompt in prompts]
+    made = [model.generate(ids, attention_mask=torch.ones_like(ids), **how)[0, ids.shape[1] :] for ids in every]
+    return prompts, [tokens.tolist() for tokens in made]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_greedy_output_is_generates_own(reference, name):
     prompts, wanted = reference
-    results = Engine(dtype="float32", **ENGINES[name]).generate(
-        prompts, SamplingParams(max_tokens=TOKENS, ignore_eos=True)
-    )
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    results = Engine(dtype="float32", **ENGINES[name]).generate(prompts, params)
     assert [r.token_ids for r in results] == wanted
     assert not name.startswith("head") or sum(r.acceptance.accepted for r in results) > 500
 

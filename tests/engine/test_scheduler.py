@@ -95,7 +95,7 @@ def test_what_cannot_draft_is_charged_its_feed_alone(eagle):
 def test_the_charge_is_never_less_than_the_draft(tiny, drafting, eagle):
     ngram = make(tiny, drafter="ngram", draft_model=None, tree="3x4", ngram_min=1)
     for engine in (ngram, drafting, eagle):
-        add(engine, 8)
+        add(engine, 3, SamplingParams(max_tokens=12, temperature=0.8, ignore_eos=True))
         drafted = 0
         while engine.busy:
             record = engine.phase()

@@ -18,27 +18,15 @@ def engine(tiny):
     return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="none", threads=1)
 
 
-def admitted(engine, *specs):
-    for spec in specs:
-        engine.add_spec(spec)
+def test_they_change_the_prompt_and_are_a_label(engine):
+    for template in (OFF, {"enable_thinking": True}, {}):
+        engine.add_spec(PromptSpec("a", PARAMS, {"kind": "x"}, template=template))
     infos = []
     while engine.busy:
         infos += engine.step().admitted
-    return infos
-
-
-def test_they_change_the_prompt_and_are_a_label(engine):
-    specs = [
-        PromptSpec("a", PARAMS, {"kind": "x"}, template=template) for template in (OFF, {"enable_thinking": True}, {})
-    ]
-    infos = admitted(engine, *specs)
     assert [info.prompt for info in infos] == ["<|user|>a<|a|><|-|>", "<|user|>a<|a|>", "<|user|>a<|a|>"]
-    labels = [
-        {"kind": "x", "chat_template_kwargs": json.dumps(OFF)},
-        {"kind": "x", "chat_template_kwargs": '{"enable_thinking": true}'},
-        {"kind": "x"},
-    ]
-    assert [info.labels for info in infos] == labels
+    told = [{"chat_template_kwargs": json.dumps(OFF)}, {"chat_template_kwargs": '{"enable_thinking": true}'}, {}]
+    assert [info.labels for info in infos] == [{"kind": "x"} | label for label in told]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +44,7 @@ def test_what_cannot_be_a_variable_is_refused(engine, spec, why):
     assert not engine.busy
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "nan", '{"a": NaN}', "{" * 9000, json.dumps({"a": "x" * 20_000})])
-def test_a_flag_that_is_no_object_is_refused(text):
-    with pytest.raises(UserError, match=r"^(--chat-template-kwargs|chat_template_kwargs) [^\n]*$"):
-        read_template(text)
+def test_a_flag_that_is_no_object_is_refused():
+    for text in ("", "[]", '{"a": NaN}', "{" * 9000, json.dumps({"a": "x" * 20_000})):
+        with pytest.raises(UserError, match=r"^(--chat-template-kwargs|chat_template_kwargs) [^\n]*$"):
+            read_template(text)

@@ -2,36 +2,14 @@
 
 import pytest
 
-from specscope import Engine, SamplingParams
-from specscope.errors import UserError
-from tests.engines import DRAFTERS, PROMPTS, fresh
-from tests.heads import head_tensors, write_head, write_parallel_head
+from specscope import SamplingParams
+from tests.engines import PROMPTS
 
 
-def test_what_is_not_known_is_refused(engines):
-    engine = engines["none"]
-    fresh(engine, 60)
-    engine.add("abc", SamplingParams(max_tokens=3))
-    engine.step()
-    with pytest.raises(UserError, match="cannot go back to"):
-        engine.rewind(7)
-    assert engine.steps == 1
-    engine.timeline = None
-    with pytest.raises(UserError, match="no timeline"):
-        engine.rewind(0)
-
-
-BY_MODELS = ("draft tree", "eagle", "eagle dynamic", "p-eagle dynamic")
-
-
-@pytest.mark.parametrize("name", BY_MODELS)
-def test_going_back_and_on_begins_no_branch(deep, tmp_path, name):
+@pytest.mark.parametrize("name", ["draft tree", "eagle", "eagle dynamic", "p-eagle dynamic"])
+def test_going_back_and_on_begins_no_branch(make, name):
     """To the last bit, in bfloat16 too: what a request still holds is not computed again with other shapes."""
-    how = DRAFTERS[name]
-    heads = {"eagle": lambda: write_head(tmp_path, head_tensors()), "p-eagle": lambda: write_parallel_head(tmp_path)}
-    kind = name.split()[0]
-    extra = {"draft_model": str(heads[kind]())} if kind in heads else {}
-    engine = Engine(target=str(deep), dtype="bfloat16", kv_memory=0.01, max_batch=3, max_step_tokens=24, **how, **extra)
+    engine = make(name, dtype="bfloat16")
     engine.keep_timeline()
     for seed, prompt in enumerate(PROMPTS[:3]):
         engine.add(prompt, SamplingParams(max_tokens=60, temperature=0.9, seed=seed, ignore_eos=True))

@@ -31,13 +31,9 @@ def near(got, wanted, bound):
     assert worst <= bound * scale, f"off by {worst / scale:.2g} of the largest number; {bound:.2g} is allowed"
 
 
-def random_parents(rng, nodes):
-    return np.array([rng.integers(-1, i) if i else -1 for i in range(nodes)], dtype=np.int32)
-
-
 def part(rng, context, pending, nodes, fed, blocks):
     """Causal rows and a tree behind them; of the window only the last `fed` rows are fed."""
-    tree = DraftTree.build([0] * nodes, random_parents(rng, nodes))
+    tree = DraftTree.build([0] * nodes, [int(rng.integers(-1, i)) if i else -1 for i in range(nodes)])
     own = [blocks.pop() for _ in range(-(-(context + pending + nodes) // BLOCK_SIZE))]
     whole = Segment.of_tree(BlockTable(own), context, [0] * pending, tree, logits=True).part
     return replace(whole, mask=whole.mask[-fed:])

@@ -4,22 +4,21 @@ import numpy as np
 import pytest
 import torch
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.errors import UserError
 from specscope.model.places import Backend, pick_backend
 from specscope.speculate.changes import Changes
+from tests.analyze.audit.runs import Bench
 from tests.kernels import DEVICE
-from tests.mtp import with_modules
 
 PROMPTS = ["abcabcabcab", "the cat sat on the mat, the cat", "x"]
-DRAFTERS = {
-    "none": {"drafter": "none"},
-    "ngram": {"drafter": "ngram", "tree": "3x3", "ngram_min": 1},
-    "tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
-    "forced": {"drafter": "draft_model", "draft_model": "self:2", "tree": "2x2"},
-    "dynamic": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=3,top=3"},
-    "module": {"drafter": "mtp", "tree": "[(0,), (1,), (0, 0)]"},
-    "modules": {"drafter": "mtp", "tree": "2"},
+DRAFTERS = {  # by the name of a row: that of its engine, and its tree
+    "ngram": ("ngram", "3x3"),
+    "tree": ("draft tree", "[(0,), (1,), (0, 0), (1, 0)]"),
+    "forced": ("draft tree", "2x2"),
+    "dynamic": ("draft tree", "dynamic:6,depth=3,top=3"),
+    "module": ("mtp", "[(0,), (1,), (0, 0)]"),
+    "modules": ("mtp-3", "3"),
 }
 # Of "forced": at some positions the first child is accepted and the second rejected, at others all are rejected.
 FORCED = Changes(
@@ -27,35 +26,31 @@ FORCED = Changes(
 )
 
 
-def run(tiny, backend, name, params):
-    engine = Engine(
-        changes=FORCED if name == "forced" else None,
-        target=str(with_modules(tiny, 2) if DRAFTERS[name]["drafter"] == "mtp" else tiny),
-        dtype="float32",
-        kv_memory=0.01,
-        backend=backend,
-        device=DEVICE.type,
-        max_step_tokens=32,
-        **DRAFTERS[name],
-    )
+@pytest.fixture(scope="module")
+def bench(tiny, tmp_path_factory):
+    return Bench(tiny, tmp_path_factory.mktemp("heads"), device=DEVICE.type, max_step_tokens=32)
+
+
+def run(bench, backend, name, params):
+    drafter, tree = DRAFTERS[name]
+    engine = bench.fresh(drafter, tree=tree, backend=backend, changes=FORCED if name == "forced" else None)
     assert engine.run_info.backend.startswith(backend)
     results = engine.generate(PROMPTS, params)
     assert engine.runner.cache.pool.used == 0
     return results
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
-    ("temperature", "name"),
+    ("name", "temperature"),
     [
-        pytest.param(t, name, marks=pytest.mark.slow if (t, name) in ((0.9, "dynamic"), (0.0, "tree")) else ())
-        for t in (0.0, 0.9)
+        pytest.param(name, t, marks=() if (name, t) in (("tree", 0.9), ("dynamic", 0.0)) else pytest.mark.slow)
         for name in DRAFTERS
+        for t in (0.0, 0.9)
     ],
 )
-def test_both_backends_make_the_same_of_a_batch(tiny, name, temperature):
+def test_both_backends_make_the_same_of_a_batch(bench, name, temperature):
     params = SamplingParams(max_tokens=8, temperature=temperature, seed=3, ignore_eos=True)
-    ours, reference = (run(tiny, backend, name, params) for backend in ("triton", "torch"))
+    ours, reference = (run(bench, backend, name, params) for backend in ("triton", "torch"))
     assert [r.token_ids for r in ours] == [r.token_ids for r in reference]
     for a, b in zip(ours, reference, strict=True):
         for left, right in zip(a.steps, b.steps, strict=True):

@@ -23,7 +23,7 @@ DEVICES = {80: A100, 90: H100, 100: B200}
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=[pytest.param(number, marks=() if number == 90 else pytest.mark.slow) for number in DEVICES])
 def capability(request, monkeypatch):
     """Launches for this device are seen, and none is made."""
     monkeypatch.setattr(launch, "limits", lambda _: DEVICES[request.param])

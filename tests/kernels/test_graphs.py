@@ -8,28 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.engine.build import capture_graphs
-from specscope.engine.config import EngineConfig
-from specscope.model.batch import Segment
 from specscope.model.graphs import CudaCapture
-from specscope.model.kv_cache import BlockTable
-from specscope.trace.record.tree import DraftTree
-from tests.dflash import write_dflash
-from tests.heads import head_tensors, write_head, write_parallel_head
+from tests.analyze.audit.runs import Bench
 from tests.kernels import DEVICE
-from tests.mtp import with_modules
 
 PROMPTS = ["abcabcabcab", "the cat sat"]
-DRAFTERS = {
-    "none": {"drafter": "none"},
-    "ngram": {"drafter": "ngram", "tree": "2x3", "ngram_min": 1},
-    "draft_model": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:3,depth=2,top=2"},
-    "eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
-    "eagle tree": {"drafter": "eagle", "tree": "[(0,), (1,), (1, 0)]"},
-    "mtp": {"drafter": "mtp", "tree": "[(0,), (1,), (1, 0)]"},
-    "eagle in one pass": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2", "draft_model": "parallel"},
-    "dflash": {"drafter": "dflash", "tree": "3", "draft_model": "block"},
+ROWS = {  # by the name of an engine: its tree, and a temperature
+    "none": (None, 0.9),
+    "ngram": ("2x3", 0.0),
+    "dynamic model": ("dynamic:3,depth=2,top=2", 0.9),
+    "eagle dynamic": ("dynamic:3,depth=2,top=2", 0.0),
+    "eagle": ("[(0,), (1,), (1, 0)]", 0.9),
+    "mtp": ("[(0,), (1,), (1, 0)]", 0.9),
+    "p-eagle dynamic": ("dynamic:3,depth=2,top=2", 0.0),
+    "dflash": ("3", 0.9),
 }
 
 
@@ -45,32 +39,10 @@ def keep(run):
     return outputs, torch.inference_mode()(again)
 
 
-def engine_of(model, head, how):
-    if how["drafter"] in ("eagle", "dflash"):
-        how = {**how, "draft_model": str(head / how.get("draft_model", "eagle"))}
-    config = EngineConfig(
-        target=str(with_modules(model) if how["drafter"] == "mtp" else model),
-        dtype="float32",
-        kv_memory=0.01,
-        backend="triton",
-        graphs="off",
-        device=DEVICE.type,
-        max_context=200,
-        max_batch=2,
-        max_step_tokens=32,
-        **how,
-    )
-    return Engine(config)
-
-
 @pytest.fixture(scope="module")
-def head(deep, tmp_path_factory):
-    """The folder of an EAGLE-3 head, of a P-EAGLE head and of a DFlash head."""
-    folder = tmp_path_factory.mktemp("head")
-    write_head(folder / "eagle", head_tensors())
-    write_parallel_head(folder / "parallel")
-    write_dflash(folder / "block")
-    return folder
+def bench(deep, tmp_path_factory):
+    how = {"backend": "triton", "graphs": "off", "device": DEVICE.type, "max_context": 200}
+    return Bench(deep, tmp_path_factory.mktemp("heads"), **how, max_batch=2, max_step_tokens=32)
 
 
 def capture(engine):
@@ -88,16 +60,12 @@ def watch_replays(graphs):
 
 
 @pytest.mark.parametrize(
-    ("name", "temperature"),
-    [
-        pytest.param(name, temperature, marks=() if name == "ngram" else pytest.mark.slow)
-        for name, temperature in zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9, 0.9, 0.0, 0.9), strict=True)
-    ],
+    "name", [pytest.param(name, marks=() if name == "ngram" else pytest.mark.slow) for name in ROWS]
 )
-def test_a_captured_engine_gives_the_same(tiny, deep, head, name, temperature):
+def test_a_captured_engine_gives_the_same(bench, name):
+    tree, temperature = ROWS[name]
     params = SamplingParams(max_tokens=7, temperature=temperature, seed=3, ignore_eos=True)
-    model = deep if name.startswith(("eagle", "dflash")) else tiny
-    plain, graphed = (engine_of(model, head, DRAFTERS[name]) for _ in range(2))
+    plain, graphed = (bench.fresh(name, tree=tree) for _ in range(2))
     text, said = capture(graphed)
     count = len(said)
     assert text == f"{count} CUDA graphs"
@@ -120,18 +88,8 @@ def test_a_captured_engine_gives_the_same(tiny, deep, head, name, temperature):
     assert graphed.runner.cache.pool.used == 0
 
 
-def fresh_table(engine):
-    table = BlockTable()
-    engine.runner.cache.reserve(table, 16, 0)
-    return table
-
-
-def segment_of(table, tokens):
-    return Segment.of_tree(table, 0, tokens, DraftTree.empty(), logits=True)
-
-
-def test_a_model_that_cannot_be_captured_runs_without(tiny, head):
-    engine = engine_of(tiny, head, DRAFTERS["none"])
+def test_a_model_that_cannot_be_captured_runs_without(bench):
+    engine = bench.fresh("none")
 
     def refuse(run):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")

@@ -14,7 +14,7 @@ from tests.kernels.cases import check_attention, near, on_host, part
 SEEDS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     rng=SEEDS,
     requests=st.integers(1, 4),

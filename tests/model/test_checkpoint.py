@@ -54,21 +54,12 @@ def torn(share):
     return tear
 
 
-def refused(folder, match, layers=None):
-    with pytest.raises(UserError, match=match) as error:
-        load_model(str(folder), CPU, torch.float32, layers=layers)
-    assert "\n" not in str(error.value)
-    assert "model" in str(error.value)
-
-
 NUMBERS = "contains NaN or infinite numbers"
 UNREADABLE = "cannot load model: "
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
 A_LAYER = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")  # or one for each layer
-NO_SIZES = {
-    **{(name, str(value)): value for name in SIZES for value in (0, -1, "3", 2.5, [1, "x"], True, 10**9, 10**30)},
-    **{(name, str(value)): value for name in A_LAYER for value in (0, -1, "3", 10**9)},
-}
+NO_SIZES = [(name, value) for name in SIZES for value in (0, "3", [1, "x"], True, 10**30)]
+NO_SIZES += [(name, value) for name in A_LAYER for value in (0, "3", 10**9)]
 BROKEN = [
     (
         told(model_type="gpt2"),
@@ -78,36 +69,30 @@ BROKEN = [
     (told(num_hidden_layers=99), r"lacks model\.layers\.10\.\S+ and \d+ more"),
     (told(num_hidden_layers=2), r"has model\.layers\.2\.\S+ and 8 more, which this kind of model lacks"),
     (told(intermediate_size=96), r"holds model\.layers\.0\.mlp\.\S+ as \[\d+, \d+\] instead of \[\d+, \d+\]"),
-    *[(one_number("norm.weight", value), f"norm.weight {NUMBERS}") for value in (torch.nan, torch.inf, -torch.inf)],
-    (one_number("layers.2.mlp.up_proj.weight", torch.inf), f"layers.2.mlp.up_proj.weight {NUMBERS}"),
+    (one_number("norm.weight", torch.nan), f"norm.weight {NUMBERS}"),
+    (one_number("layers.2.mlp.up_proj.weight", -torch.inf), f"layers.2.mlp.up_proj.weight {NUMBERS}"),
     (weights(lambda t: [x.zero_() for x in t.values()]), "contains only zeros"),
     (
         weights(lambda t: t["model.layers.1.self_attn.o_proj.weight"].zero_()),
         r"model\.layers\.1\.self_attn\.o_proj\.weight contains only zeros",
     ),
-    *[
-        (told(**{name: value}), rf"config.json is not usable: .* at `\$\.{name}`")
-        for (name, _), value in NO_SIZES.items()
-    ],
-    *[(file("config.json", text), "config.json is not JSON") for text in (b"\x00broken", b"", b"\xff\xfe")],
-    *[(file("config.json", text), "config.json is not a JSON object") for text in (b"[1]", b"null")],
+    *[(told(**{name: value}), rf"config.json is not usable: .* at `\$\.{name}`") for name, value in NO_SIZES],
+    *[(file("config.json", text), "config.json is not JSON") for text in (b"\x00broken", b"")],
+    (file("config.json", b"[1]"), "config.json is not a JSON object"),
     (file("config.json", b'{"a":' * 100_000), "config.json is not usable: its JSON is nested too deep"),
-    *[
-        (file("config.json", text), "cannot load model: ")
-        for text in (b"{}", b'{"model_type": "none such"}', b'{"model_type": 5}')
-    ],
-    *[(torn(share), UNREADABLE) for share in (0, 10, 50, 90, 99)],
-    *[
-        (file("model.safetensors", header), UNREADABLE)
-        for header in (b"broken", b"\xff" * 8 + b"x" * 100_000, b"\x02" + b"\x00" * 7 + b"{}" + b"x" * 99_000)
-    ],
+    *[(file("config.json", text), UNREADABLE) for text in (b"{}", b'{"model_type": "none such"}')],
+    *[(torn(share), UNREADABLE) for share in (0, 50, 99)],
+    (file("model.safetensors", b"\xff" * 8 + b"x" * 100_000), UNREADABLE),
 ]
 
 
 @pytest.mark.parametrize(("spoil", "match"), BROKEN)
 def test_what_is_not_whole_is_refused(folder, spoil, match):
     spoil(folder)
-    refused(folder, match)
+    with pytest.raises(UserError, match=match) as error:
+        load_model(str(folder), CPU, torch.float32)
+    assert "\n" not in str(error.value)
+    assert "model" in str(error.value)
 
 
 @pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"step3p7"}))  # a folder of which is refused: it sees images

@@ -87,12 +87,6 @@ def test_on_lesser_processors(isa, refuses, tiny):
     assert len(wide[3]) == 12
 
 
-def bfloat16_layer(outputs=64):
-    layer = torch.nn.Linear(48, outputs, bias=False).requires_grad_(False)
-    layer.weight.copy_(torch.randint(-8, 8, (outputs, 48)) / 8)  # which all formats hold
-    return layer.bfloat16()
-
-
 PROCESSORS = {  # with tiles, with pairs, with bfloat16 arithmetic at all
     "AVX2": (False, False, False),
     "AVX-512": (False, True, True),
@@ -113,12 +107,9 @@ def lacks(request, monkeypatch):
     return request.param in ("AMX", "Arm")
 
 
-def test_our_own_kernels_take_all_rows_unless_a_library_has_better_instructions(lacks):
+def test_our_own_kernels_take_all_rows_unless_a_library_has_better_instructions_for_many(lacks, monkeypatch):
     assert compiled_rows(torch.bfloat16) == (FEW if lacks else sys.maxsize)
     assert compiled_rows(torch.float32) == sys.maxsize
-
-
-def test_few_rows_and_many_take_the_path_for_them(lacks, monkeypatch):
     taken = []
 
     def noted(name, lay_out):
@@ -130,7 +121,9 @@ def test_few_rows_and_many_take_the_path_for_them(lacks, monkeypatch):
 
     for name, lay_out in PATHS.items():
         monkeypatch.setitem(PATHS, name, noted(name, lay_out))
-    layer = bfloat16_layer()
+    layer = torch.nn.Linear(48, 64, bias=False).requires_grad_(False)
+    layer.weight.copy_(torch.randint(-8, 8, (64, 48)) / 8)  # which all formats hold
+    layer.bfloat16()
     packed = PackedLinear([layer], pack=True)
     for rows in (1, FEW, FEW + 1, 40):
         x = torch.randn(rows, 48).bfloat16()

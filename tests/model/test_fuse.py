@@ -19,7 +19,7 @@ from tests.fast_paths import machine_without, without
 from tests.model.test_architectures import SIZE, build
 
 pytestmark = pytest.mark.skipif("fuse" in disabled(), reason="SPECSCOPE_DISABLE takes away what is tested here")
-ROWS = [1, 2, 3, 4, 5, 8, 9, 16, 33, 64]
+ROWS = [1, 2, 5, 9, 33, 64]
 DTYPES = [torch.float32, torch.bfloat16]
 WHOLLY_FUSED = ["llama", "qwen2", "qwen3", "mistral_sliding"]
 LEFT_ALONE = ["gemma2_softcap", "olmo2", "phi3", "cohere2", "gpt_neox", "gpt_oss_sinks", "mixtral_sliding"]
@@ -33,30 +33,12 @@ def close(got, wanted):
     return (got.double() - wanted.double()).norm() <= tolerance * wanted.double().norm()
 
 
-def linears(dtype, bias, *sizes):
-    torch.manual_seed(0)
-    return [nn.Linear(48, size, bias=bias, dtype=dtype).requires_grad_(False) for size in sizes]
-
-
 def layers_of(model):
     return [m for m in model.modules() if type(m).__name__.endswith(("DecoderLayer", "GPTNeoXLayer"))]
 
 
 def fused_layers(model):
     return [isinstance(layer.forward, FusedLayer) for layer in layers_of(model)]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("pack", [True, False])
-@pytest.mark.parametrize("rows", ROWS)
-def test_joined_linears_give_their_outputs_side_by_side(dtype, bias, pack, rows):
-    parts = linears(dtype, bias, 64, 16, 16)
-    x = torch.randn(rows, 48).to(dtype)
-    wanted = torch.cat([part(x) for part in parts], dim=-1)
-    joined = PackedLinear(parts, pack=pack)
-    assert close(joined(x), wanted)
-    assert close(joined(x[None]), wanted[None])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

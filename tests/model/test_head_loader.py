@@ -79,8 +79,6 @@ MASK_TOKENS = ("pard_token", "ptd_token_id", "mask_token_id")
 NARROW = {"hidden_size": 32, "target_hidden_size": 48}
 PUBLISHED = {
     "EAGLE-3": lambda folder: write_head(folder, head_tensors()),
-    "EAGLE-3 with biases": lambda folder: write_head(folder, head_tensors(bias=True)),
-    "EAGLE-1": lambda folder: write_head(folder, head_tensors(1)),
     "EAGLE-1 with biases": lambda folder: write_head(folder, head_tensors(1, bias=True)),
     "P-EAGLE": write_parallel_head,
     **{f"P-EAGLE by {name}": lambda folder, name=name: flat_parallel(folder, name) for name in MASK_TOKENS},
@@ -88,10 +86,8 @@ PUBLISHED = {
     "vLLM's layers have a norm that they do not use": lambda folder: write_head(
         folder, head_tensors(layers=3) | {"layers.2.hidden_norm.weight": torch.ones(48)}
     ),
-    "an embedding of its own": lambda folder: write_head(folder, head_tensors() | own_embedding()),
     "EAGLE-1 with one": lambda folder: write_head(folder, head_tensors(1) | own_embedding()),
     "narrower than its target": lambda folder: write_head(folder, head_tensors(width=32) | own_embedding(32), **NARROW),
-    "the whole vocabulary": lambda folder: write_head(folder, head_tensors(draft=300)),
     "the whole vocabulary, with maps": lambda folder: write_head(
         folder, head_tensors(draft=300) | maps(torch.arange(300))
     ),
@@ -161,11 +157,9 @@ def test_other_ways_to_write_the_same_head(tmp_path, target, version, write):
 @pytest.mark.parametrize(
     ("told", "aux_layers"),
     [
-        ({}, (2, 3, 4)),  # the authors' rule for 7 layers
         ({"eagle_aux_hidden_state_layer_ids": [0, 3, 6]}, (0, 3, 6)),  # vLLM: j enters layer j
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}}, (1, 3, 6)),  # SGLang: j leaves layer j
-        ({"eagle_config": {"use_aux_hidden_state": True}}, (2, 3, 4)),
-        ({"eagle_config": None, "eagle_aux_hidden_state_layer_ids": None}, (2, 3, 4)),
+        ({"eagle_config": {"use_aux_hidden_state": True}}, (2, 3, 4)),  # the authors' rule for 7 layers
     ],
 )
 def test_which_layers_feed_the_head(tmp_path, target, told, aux_layers):
@@ -191,15 +185,6 @@ def test_the_authors_rule_needs_six_layers(tmp_path, tiny):
     shallow = load_model(str(tiny), torch.device("cpu"), torch.float32)
     with pytest.raises(UserError, match=r"the target has 3 layers; EAGLE-3 .* needs at least 6"):
         load_head(str(write_head(tmp_path / "h", head_tensors())), shallow)
-    folder = write_head(tmp_path / "told", head_tensors(), eagle_aux_hidden_state_layer_ids=[0, 1, 2])
-    assert load_head(str(folder), shallow).head.config.aux_layers == (0, 1, 2)
-
-
-def ones(*shape, **at):
-    """Ones, one of which may be spoiled."""
-    tensor = torch.ones(*shape)
-    tensor.view(-1)[7] = at.get("but", 1)
-    return tensor
 
 
 def file(name, content):
@@ -239,10 +224,6 @@ def index(content):
     return write
 
 
-def version_1(**told):
-    return lambda folder: write_head(folder, head_tensors(1), **told)
-
-
 def parallel(**told):
     def write(folder):
         config = json.loads((write_parallel_head(folder) / "config.json").read_text()) | told
@@ -261,78 +242,44 @@ OUTSIDE = torch.arange(DRAFT_VOCAB) + 290  # the last one points to 290 + 2 * 59
 IDS = "eagle_aux_hidden_state_layer_ids"
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "draft_vocab_size")
 BROKEN = [  # what its config says (None: nothing), a tensor (None: it is not there), or what happens to its folder
-    ({"hidden_size": 64}, "made for hidden states of 64, but .* has 48"),
     ({"target_hidden_size": 96}, "made for hidden states of 96, but .* has 48"),
     ({"vocab_size": 301}, "made for a vocabulary of 301, but .* has 300"),
     ({"hidden_size": None, "vocab_size": None}, "missing required field `hidden_size`"),
-    ({"vocab_size": "300"}, r"Expected `int`, got `str` - at `\$.vocab_size`"),
-    ({IDS: [1, 2, 7]}, "asks for layer 7, but .* has 7 layers"),
+    ({"eagle_config": {IDS: [1, 2, 6]}}, "asks for layer 7, but .* has 7 layers"),
     ({IDS: [1, -2, 3]}, r">= 0 - at `\$.eagle_aux_\w+\[1\]`"),
-    ({"eagle_config": {IDS: [1, 2, 6]}}, "asks for layer 7"),
     ({IDS: [1, 2]}, r"fc.weight in .* is \[48, 144\], .* makes it \[48, 96\]"),
-    ({"intermediate_size": 96}, r"mlp.gate_proj.weight in .* is \[80, 48\], .* makes it \[96, 48\]"),
-    ({"num_key_value_heads": 4}, r"self_attn.k_proj.weight in .* is \[24, 96\], .* makes it \[48, 96\]"),
     ({"draft_vocab_size": 61}, r"in .* is \[60.*\], .* makes it \[61"),
     ({"num_hidden_layers": 2}, r"lacks layers.1.input_layernorm"),
     ({"num_hidden_layers": 10**9}, r"<= 64 - at `\$.num_hidden_layers`"),
-    ({"head_dim": 0}, r">= 1 - at `\$.head_dim`"),
-    ({"head_dim": 7}, "4 query and 2 key heads of 7"),
     ({"num_key_value_heads": 3}, "4 query and 3 key heads of 12"),
-    ({"num_attention_heads": 64}, "64 query and 2 key heads of 0"),
-    *[({name: value}, rf"at `\$.{name}`") for name in SIZES for value in (-1, 0, "48", 48.5, [48], True, 10**30)],
-    *[({name: value}, rf"at `\$.{name}`") for name in ("rms_norm_eps", "rope_theta") for value in (0, -1, "x", 1e300)],
+    *[({name: value}, rf"at `\$.{name}`") for name in SIZES for value in (-1, "48", 48.5)],
+    *[({name: value}, rf"at `\$.{name}`") for name in ("rms_norm_eps", "rope_theta") for value in (0, 1e300)],
     ({"hidden_act": "none such"}, "config.json has `hidden_act = none such`: it may change"),
     ({"rope_scaling": {"rope_type": "none such"}}, "config.json has `rope_type = none such`"),
     ({"rope_scaling": {"rope_type": "yarn"}}, "config.json does not describe a decoder layer"),
-    ({"transformer_layer_config": [1]}, r"config.json has `transformer_layer_config = \[1\]`"),
     *[({name: "yes"}, rf"at `\$.{name}`") for name in FLAGS],
     ({"eagle_config": 5}, "config.json has `eagle_config = 5`"),
     ({"norm_before_fc": True}, "lacks input_norm.weight"),
     ({"fc_norm": True}, "lacks fc_norm.0.weight"),
     ({"partial_rotary_factor": 0.5}, "config.json has `partial_rotary_factor = 0.5`: it may change"),
-    *[
-        ((name, None), f"lacks {name}")
-        for name in ("fc.weight", "norm.weight", "d2t", "midlayer.mlp.up_proj.weight", "midlayer.hidden_norm.weight")
-    ],
+    *[((name, None), f"lacks {name}") for name in ("fc.weight", "d2t", "midlayer.hidden_norm.weight")],
     (("fc2.weight", torch.ones(2)), "has fc2.weight, which an EAGLE-3 head does not have"),
-    (("fc.weight", torch.ones(48, 145)), r"fc.weight in .* is \[48, 145\], .* makes it \[48, 144\]"),
-    (("d2t", OUTSIDE), OTHERS),
-    (("d2t", -torch.arange(DRAFT_VOCAB) - 1), OTHERS),
+    *[(("d2t", order), OTHERS) for order in (OUTSIDE, -torch.arange(DRAFT_VOCAB) - 1)],
     (("d2t", torch.zeros(DRAFT_VOCAB)), r"d2t in .* is float32 \[60\]: it must be whole numbers, \[60\]"),
-    (("d2t", torch.zeros(DRAFT_VOCAB, dtype=torch.bool)), "d2t in .* is bool"),
-    (("d2t", -torch.arange(DRAFT_VOCAB) + 7), OTHERS),
     (("t2d", torch.ones(300, dtype=torch.bool)), "t2d in .* is bool"),
-    (("t2d", torch.ones(300)), "t2d in .* is float32"),
     (("fc.weight", torch.full((48, 144), torch.nan)), "fc.weight contains NaN or infinite numbers"),
     (("fc.weight", torch.zeros(48, 144)), "fc.weight contains only zeros"),
-    (("embed_tokens.weight", torch.full((300, 48), torch.nan)), "embed_tokens.weight contains NaN"),
     (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json: No such file"),
     (lambda folder: (folder / "model.safetensors").unlink(), "has neither model.safetensors nor pytorch_model.bin"),
-    (file("config.json", b'{"hidden_size": 48,'), "config.json is not JSON"),
     (file("config.json", b"[1, 2]"), "config.json is not a JSON object"),
-    (file("config.json", b'{"a":' * 50_000), "nested too deep"),
     (torn, "cannot read .*model.safetensors"),
-    (file("model.safetensors", b"\x00broken"), "cannot read .*model.safetensors"),
     (binary([1, 2]), "does not hold a state dict"),
-    (
-        binary({"fc.weight": HeadConfig}),
-        "bin: it holds Python objects, which specscope never loads: save its tensors as",
-    ),
-    *[(torn_binary(share, zipped), "cannot read .*bin") for share in range(0, 100, 10) for zipped in (True, False)],
-    (index(b"{}"), "does not say in `weight_map`"),
+    (binary({"fc.weight": HeadConfig}), "bin: it holds Python objects, which specscope never loads: save its tensors"),
+    *[(torn_binary(share, zipped), "cannot read .*bin") for share in (0, 30, 90) for zipped in (True, False)],
     (index(b'{"weight_map": {"fc.weight": 3}}'), "does not say in `weight_map`"),
     (index(b'{"weight_map": {"fc.weight": "../h/other.safetensors"}}'), "which is not in its folder"),
-    (index(b'{"weight_map": {"fc.weight": "none"}}'), "index.json names 'none', which is not in its folder"),
-    (index(b"["), "index.json is not JSON"),
-    (version_1(norm_output=True), "has `norm_output`, which an EAGLE-1 head does not have"),
-    (
-        lambda folder: write_head(folder, head_tensors(width=32), **NARROW),
-        "is 32 wide and .* 48: it needs its own embed_tokens",
-    ),
-    (
-        lambda folder: write_head(folder, head_tensors(draft=300) | maps(torch.arange(300).flip(0))),
-        OTHERS,
-    ),
+    (lambda folder: write_head(folder, head_tensors(1), norm_output=True), "has `norm_output`, which an EAGLE-1 head"),
+    (lambda folder: write_head(folder, head_tensors(width=32), **NARROW), "is 32 wide and .* 48: it needs its own emb"),
     (parallel(mask_token_id=None), "names no mask token: a P-EAGLE head needs mask_token_id"),
     (parallel(mask_token_id=300), "names mask token 300 in a vocabulary of 300"),
     (mask_hidden, r"mask_hidden in .* is \[1, 1, 48\], but config.json makes it \[1, 1, 144\]"),
@@ -365,11 +312,7 @@ def test_what_is_saved_is_what_is_published(tmp_path, target):
     save_head(head, tmp_path / "a" / "head")
     told = json.loads((tmp_path / "a" / "head" / "config.json").read_text())
     wanted = {
-        **{key: CONFIG[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")},
-        **{key: CONFIG[key] for key in ("num_key_value_heads", "rms_norm_eps", "rope_theta", "hidden_act")},
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
+        **{key: value for key, value in CONFIG.items() if key != "max_position_embeddings"},
         "draft_vocab_size": DRAFT_VOCAB,
         "tie_word_embeddings": False,
         "target_hidden_size": 48,

@@ -17,6 +17,14 @@ def cache(blocks=12, backend=Backend.TORCH):
     return KVCache(LAYERS, blocks, torch.float32, torch.device("cpu"), backend)
 
 
+def write(store, slots, marks):
+    """The same number in all of a slot."""
+    for layer, shape in enumerate(LAYERS):
+        sizes = shape.key_size, shape.value_size
+        rows = (marks[None, :, None].expand(shape.heads, len(marks), size) for size in sizes)
+        store.write(layer, torch.from_numpy(slots), *rows)
+
+
 class Tables(RuleBasedStateMachine):
     """Random builder, truncation, forks and writes; each table's contents are tracked beside it."""
 
@@ -48,15 +56,7 @@ class Tables(RuleBasedStateMachine):
             assert self.cache.pool.free == free, "a failed reservation took blocks"
             return
         marks = [float(next(self.marks)) for _ in range(more)]
-        slots = torch.from_numpy(table.slots(start, start + more))
-        for layer, shape in enumerate(LAYERS):
-            rows = torch.tensor(marks)[None, :, None]
-            self.cache.write(
-                layer,
-                slots,
-                rows.expand(shape.heads, more, shape.key_size),
-                rows.expand(shape.heads, more, shape.value_size),
-            )
+        write(self.cache, table.slots(start, start + more), torch.tensor(marks))
         contents += marks
 
     @rule(name=tables, keep=st.integers(0, 60))
@@ -117,16 +117,8 @@ def test_sequences_that_grow_in_turn_stay_side_by_side():
 def test_an_accepted_path_moves_safely_onto_itself(backend, path):
     store = cache(4, backend)
     table = BlockTable(store.pool.take(4))
-    slots = table.slots(0, 40)
-    values = torch.arange(40.0)[None, :, None]
-    for layer, shape in enumerate(LAYERS):
-        store.write(
-            layer,
-            torch.from_numpy(slots),
-            values.expand(shape.heads, 40, shape.key_size),
-            values.expand(shape.heads, 40, shape.value_size),
-        )
-    base = 10
+    slots, base = table.slots(0, 40), 10
+    write(store, slots, torch.arange(40.0))
     store.move([(slots[base + np.array(path)], slots[base : base + len(path)])])
     for layer in range(len(LAYERS)):
         for part in (store.key[layer][0], store.value[layer][-1]):

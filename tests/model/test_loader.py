@@ -17,23 +17,18 @@ def test_a_corrupt_gguf_is_refused_in_one_line(tmp_path):
         load_model(str(tmp_path / "x.gguf"), CPU, torch.float32)
 
 
-def test_devices_and_dtypes():
+def test_devices_and_dtypes(monkeypatch):
     assert pick_dtype("bfloat16", CPU) is torch.bfloat16
     with pytest.raises(UserError, match="unknown dtype"):
         pick_dtype("int3", CPU)
     with pytest.raises(UserError, match="use auto, cpu or cuda"):
         pick_device("mps")
     assert pick_device("cpu:1") == CPU
-    if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="no CUDA device"):
-            pick_device("cuda")
-
-
-def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match="no device cuda:99: this machine has 2, counted from cuda:0"):
-        pick_device("cuda:99")
+    for there, why in ((False, "no CUDA device"), (True, "no device cuda:99: this machine has 2, counted from cuda:0")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        with pytest.raises(UserError, match=why):
+            pick_device("cuda:99")
 
 
 def test_the_vocabulary_gives_every_token_its_bytes(tiny):
@@ -45,27 +40,14 @@ def test_the_vocabulary_gives_every_token_its_bytes(tiny):
     assert vocabulary.special == {0, 1, 2}
 
 
-def test_a_folder_a_gguf_file_and_a_hub_name(tmp_path):
+def test_what_is_a_model_and_what_is_none(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    weights = tmp_path / "x.gguf"
-    weights.touch()
-    assert model_place(str(tmp_path)) == tmp_path
+    (weights := tmp_path / "x.gguf").touch()
+    assert model_place(str(tmp_path)) == head_place(str(tmp_path)) == tmp_path
     assert model_place(str(weights)) == weights
     assert model_place("owner/name") is None
-    assert head_place(str(tmp_path)) == tmp_path
-
-
-@pytest.mark.parametrize(
-    ("target", "why"),
-    [
-        ("./none", "no model at ./none"),
-        ("/none/at/all", "no model at"),
-        ("a/b/c", "no model at"),
-        ("none.gguf", "no such file"),
-        (".", "has no config.json"),
-    ],
-)
-def test_what_is_no_model(target, why, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=why):
-        model_place(target)
+    (tmp_path / "empty").mkdir()
+    nowhere = dict.fromkeys(("./none", "/none/at/all", "a/b/c"), "no model at")
+    for target, why in {**nowhere, "none.gguf": "no such file", str(tmp_path / "empty"): "has no config.json"}.items():
+        with pytest.raises(UserError, match=why):
+            model_place(target)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from specscope.speculate.changes import Changes
+from specscope.speculate.drafters.base import Context, Draft
+from specscope.speculate.verify.batch import step_batch
 from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import Outcome
 
 WARM, GREEDY = SamplingParams(temperature=0.8, seed=1), SamplingParams(seed=1)
 
@@ -44,3 +48,11 @@ def test_the_end_of_an_output_is_explained_by_its_length():
 
 def test_a_greedy_run_that_is_not_lossless_follows_its_drafts():
     assert told(Changes(engine={"drafter": "suffix"}), GREEDY, lossless=False) == "drafter=suffix"
+
+
+def test_a_fork_changes_coins_outcomes_and_the_final_token_at_its_position_alone() -> None:
+    changes = Changes(outcomes={(2, 0): True, (3, 0): False}, coins={(2, 0): 0.25, (2, 9): 0.5}, tokens={2: 8})
+    context = Context("r", [5, 6, 7], 2, SamplingParams(temperature=0.7))
+    batch = step_batch([(context, Draft.chain([1]), torch.randn(2, 11))], changes)
+    assert batch.trees.forced.tolist() == [0, Outcome.ACCEPTED]
+    assert (batch.trees.coin[1], batch.trees.final.tolist()) == (0.25, [8])

@@ -35,20 +35,6 @@ def test_a_draw_is_that_of_the_cumulative_sum(seed, width, spread, coin):
     assert token != wanted or margin == pytest.approx(far, abs=1e-12)
 
 
-@given(st.integers(0, 10_000), WIDTHS)
-def test_a_token_of_probability_zero_is_never_drawn(seed, width):
-    """Most tokens have none, whole blocks among them; the coins are the extremes."""
-    rng = np.random.default_rng(seed)
-    rows = rng.random((6, width)) * (rng.random((6, width)) < rng.choice([0.002, 0.1]))
-    rows[:, rng.integers(width)] = rng.choice([1.0, 1e-30])
-    rows = torch.tensor(rows, dtype=torch.float32)
-    coin = np.array([[SMALLEST], [0.5], [LARGEST]] * 2)
-    for row, draws in zip(rows, draw_siblings(rows, coin.tolist()), strict=True):
-        (one,) = draws
-        assert one.prob == float(row[one.token]) > 0
-        assert 0 <= one.low < 1
-
-
 @given(st.integers(0, 10_000), WIDTHS, st.integers(1, 6))
 def test_siblings_are_drawn_without_replacement(seed, width, count):
     """As from distributions of which each drawn token is taken out, until nothing is left."""

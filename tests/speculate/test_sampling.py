@@ -6,10 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.speculate.sampling import (
-    LogitRows,
-    target_rows,
-)
+from specscope.speculate.sampling import LogitRows
 from specscope.speculate.verify.distribution import Chosen, Residual
 from specscope.trace.record.params import SamplingParams
 
@@ -106,27 +103,3 @@ def test_huge_penalties_and_biases_never_give_nan(dtype, temperature):
             if isinstance(row, Residual):
                 assert not row.row.isnan().any()
                 assert float(row.row.sum()) == pytest.approx(1)
-
-
-params_of_a_batch = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.0, 0.5, 1.5]),
-    top_k=st.sampled_from([0, 0, 3]),
-    top_p=st.sampled_from([1.0, 1.0, 0.8]),
-    presence_penalty=st.sampled_from([0.0, 0.7]),
-)
-
-
-@given(st.lists(params_of_a_batch, min_size=1, max_size=8), st.booleans(), st.integers(0, 99))
-def test_a_batch_has_what_each_request_has_alone(every, apart, seed):
-    """Whether its logits are parts of one tensor or lie apart."""
-    logits = torch.randn(len(every) * 2, VOCAB, generator=torch.Generator().manual_seed(seed))
-    parts = [
-        LogitRows(rows.clone() if apart else rows, params, [1, 2], 1, [[], [i]])
-        for i, (params, rows) in enumerate(zip(every, logits.split(2), strict=True))
-    ]
-    target = target_rows(parts)
-    alone = [part.distributions() for part in parts]
-    assert target.choices.tolist() == [row.token for rows in alone for row in rows if isinstance(row, Chosen)]
-    wanted = [row.row for rows in alone for row in rows if isinstance(row, Residual)]
-    assert torch.equal(target.p, torch.stack(wanted) if wanted else torch.zeros(0, VOCAB))

@@ -63,14 +63,14 @@ class Bench:
         self.targets = with_modules(target, Path(folder))
         self._made = {}
 
-    def fresh(self, name):
-        """An engine of its own, for a test that breaks it."""
+    def fresh(self, name, **more):
+        """An engine of its own, for a test that breaks it, or with `more` settings."""
         how = dict(OWN if name == "own" else SETTINGS.get(name, SETTINGS["eagle dynamic"]))
         if how["drafter"] in ("eagle", "dflash"):
             how["draft_model"] = self.heads.get(name, self.heads.get(name.split()[0], self.heads["eagle"]))
         if how.get("draft_model") == "same":
             how["draft_model"] = self.target
-        return Engine(target=str(self.targets.get(name, self.target)), **{**SMALL, **how, **self.more})
+        return Engine(target=str(self.targets.get(name, self.target)), **{**SMALL, **how, **self.more, **more})
 
     def engine(self, name):
         """One that several tests share."""

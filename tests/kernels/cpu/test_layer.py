@@ -1,5 +1,6 @@
 """A compiled layer against float64, over ragged batches, trees, windows, scattered blocks and any number of threads."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,10 +14,19 @@ from specscope.kernels.cpu.layer import CompiledLayers, LayerParts, Norm
 from specscope.kernels.cpu.product import Panels
 from specscope.kernels.cpu.tiles import LANES, PAIRED
 from specscope.kernels.tree_batch import BLOCK_SIZE, Part
-from tests.kernels.cpu.threads import threads
 
 BLOCKS = 80
 UNUSED = float("nan")  # in slots that no row may see
+
+
+@contextmanager
+def threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass
@@ -240,7 +250,3 @@ def test_what_is_not_finite_reaches_only_the_rows_that_see_it(dtype, window, pla
     out = case.run()[0]
     assert not out[sees].isfinite().any()
     assert torch.allclose(out[~sees].float(), whole[~sees].float(), atol=2e-2 if dtype is torch.bfloat16 else 1e-5)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

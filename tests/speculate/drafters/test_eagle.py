@@ -5,20 +5,10 @@ import pytest
 import torch
 
 from specscope import Engine, SamplingParams
-from specscope.model.batch import Segment
-from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters import eagle
-from specscope.trace.record.tree import DraftTree
+from tests.engines import PROMPTS
 from tests.heads import head_tensors, write_head
 
-PROMPTS = [
-    "abcabcabcab",
-    "hello hello hel",
-    "x",
-    "the cat sat on the mat, the cat",
-    "1 2 3 1 2 3 1 2",
-    "zzzz yyyy zzzz",
-]
 DYNAMIC = "dynamic:12,depth=4,top=3"
 # Random models never agree. Under this bias, which moves both alike, four tokens are left and they agree now and then.
 # They are among what the EAGLE-3 head can draft.
@@ -41,22 +31,15 @@ def heads(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def make(deep, heads):
-    def make(head="eagle3", tree="4", **more):
-        drafting = {"drafter": "eagle", "draft_model": str(heads[head]), "tree": tree} if head else {"drafter": "none"}
-        return Engine(target=str(deep), dtype="float32", **drafting, **{"kv_memory": 0.01, **more})
+    def make(head, tree, **more):
+        drafting = {"drafter": "eagle", "draft_model": str(heads[head]), "tree": tree}
+        return Engine(target=str(deep), dtype="float32", kv_memory=0.01, **drafting, **more)
 
     return make
 
 
 def greedy(bias=False, **more):
     return SamplingParams(max_tokens=24, ignore_eos=True, logit_bias=BIAS if bias else {}, **more)
-
-
-@pytest.fixture(scope="module")
-def plain(make):
-    """The target's own greedy tokens, with and without the bias."""
-    engine = make(None)
-    return {bias: [r.token_ids for r in engine.generate(PROMPTS, greedy(bias))] for bias in (False, True)}
 
 
 def most_held(engine, prompt, params):
@@ -91,12 +74,13 @@ def test_a_long_prompts_features_are_fed_chunk_by_chunk(make, monkeypatch, head)
     assert sum(map(len, trees)) > 20
 
 
-def test_no_room_for_a_draft_costs_the_draft_alone(make, plain):
+def test_no_room_for_a_draft_costs_the_draft_alone(make, engines):
     engine = make("eagle3", DYNAMIC)
     pool = engine.drafter.cache.pool
     pool.take(pool.blocks - 6)
     results = engine.generate(PROMPTS, greedy(bias=True))
-    assert [r.token_ids for r in results] == plain[True]
+    plain = engines["none"].generate(PROMPTS, greedy(bias=True))
+    assert [r.token_ids for r in results] == [r.token_ids for r in plain]
     sizes = [len(step.tree) for r in results for step in r.steps if step.verdict]
     assert 0 < sum(size > 0 for size in sizes) < len(sizes)
 
@@ -132,14 +116,3 @@ def test_norms_of_what_is_not_finite_are_finite():
     norms = eagle.layer_norms(features, 2)
     assert norms.tolist() == [[5.0, 0.0], [torch.finfo(torch.float32).max] * 2]
     assert eagle.layer_norms(features.bfloat16(), 1).dtype == np.float32
-
-
-def test_a_mask_row_sees_the_committed_pairs_and_the_mask_rows_before_it():
-    """Two pending pairs behind three that are cached, and two mask rows: by hand."""
-    pairs = Segment.of_tree(BlockTable(), 3, [11, 12], DraftTree.empty(), logits=True)
-    segment = eagle.with_masks(pairs, 2, 7)
-    assert segment.tokens == [11, 12, 7, 7]
-    assert segment.context == 3  # every row sees them
-    assert segment.positions.tolist() == [3, 4, 5, 6]
-    assert segment.mask.astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
-    assert list(segment.wanted) == [1, 2, 3]  # the root's pair and both masks

@@ -10,16 +10,12 @@ from specscope.trace.record.tree import ROOT, Drawn
 from tests.mtp import Reference, add_modules, write_mtp_model
 
 PROMPT = [50 + i * i % 7 for i in range(20)]
-MODELS = [
-    ("deepseek_v3", 1),
-    ("deepseek_v3", 3),
-    ("glm4_moe", 1),
-    ("glm4_moe", 2),
-    ("mellum", 1),
-    ("llama", 3),
-    ("qwen3", 2),
-]
+MODELS = [("deepseek_v3", 3), ("glm4_moe", 1), ("mellum", 1)]  # of their own kind; the others are like one of these
+LIKE_THEM = [("deepseek_v3", 1), ("glm4_moe", 2), ("llama", 3), ("qwen3", 2)]
 NEAR = 1e-5  # of a coin to the border between two tokens
+
+
+MODELS += [pytest.param(each, marks=pytest.mark.slow) for each in LIKE_THEM]
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda given: f"{given[0]}, {given[1]}")
@@ -65,7 +61,7 @@ def test_greedy_drafts_are_transformers_own(folder):
     assert compared > 10
 
 
-@pytest.mark.parametrize("tree", [None, "4", "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"])
+@pytest.mark.parametrize("tree", [None, "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"])
 def test_sampled_drafts_are_our_coins_in_the_references_distribution(folder, tree):
     reference, iterated = Reference(folder), tree is not None
     steps, _ = steps_of(folder, tree, (PROMPT, PROMPT[:7]), 24, temperature=0.9)
@@ -99,7 +95,5 @@ def test_what_is_no_module_is_refused(tmp_path):
 def test_a_target_with_modules_runs_without_them(tmp_path):
     folder = write_mtp_model(tmp_path, "glm4_moe", 2)
     engine = Engine(target=str(folder), drafter="none", dtype="float32", kv_memory=0.01)
-    engine.add(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True))
-    ends = [end for _ in iter(lambda: engine.busy, False) for end in engine.step().finished]
-    assert [len(end.output) for end in ends] == [4]
-    engine.close()
+    (result,) = engine.generate([PROMPT], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert len(result.token_ids) == 4

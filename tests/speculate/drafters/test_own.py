@@ -28,13 +28,10 @@ class Duck:
     name, max_nodes, max_depth = "a duck", 2, 2
 
     def __init__(self, setup):
-        self.told = []
+        pass
 
     def propose(self, contexts):
         return [Draft.chain([int(context.tokens[-1])] * 2) for context in contexts]
-
-    def commit(self, context, tree, verdict):
-        self.told.append((context.request, len(tree), verdict.accepted))
 
 
 def generated(tiny, drafter, **how):
@@ -87,10 +84,7 @@ SAMPLED = DraftTree.build([3], [-1], [0.5], Drawn.WITH_REPLACEMENT)
         (proposing([1, 2]), r"is a list: propose must return a specscope.Draft, such as Draft.chain\(tokens\)"),
         (mine({"propose": lambda self, contexts: []}), "propose returned 0 drafts for 2 requests"),
         (mine({"propose": lambda self, contexts: 1 / 0}), "propose failed: ZeroDivisionError"),
-        (
-            mine({"commit": lambda self, *_: {}["a"]}),
-            "commit failed: KeyError.*test_own.py, line",
-        ),
+        (mine({"commit": lambda self, *_: {}["a"]}), "commit failed: KeyError.*test_own.py, line"),
         (mine({"max_nodes": 0}), "max_nodes is 0 and max_depth 4"),
         (mine({"name": "eagle"}), "specscope has a drafter named eagle"),
         (lambda: None, "calling it with a DrafterSetup failed: TypeError"),
@@ -108,11 +102,9 @@ def test_a_mistake_is_named(tiny, drafter, says):
         ("nowhere_to_be:A", None, "there is no module nowhere_to_be, neither installed nor in"),
         ("mine_a:B", "A = 1", "mine_a has no B"),
         ("mine_a.py:A", None, "leave out .py, as in --drafter mine_a:A"),
-        ("mine_b:A", "A = (", r"cannot be imported: SyntaxError"),
         ("mine_c:A", "1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(.*mine_c.py, line 1\)"),
         ("mine_d:A", "import mine_e", "cannot be imported: ModuleNotFoundError: No module named 'mine_e'"),
         ("synthetic:3", None, "was removed"),
-        ("7:A", None, "unknown drafter '7:A': use .* or module:Class"),
     ],
 )
 def test_a_name_that_leads_nowhere(tiny, tmp_path, monkeypatch, text, source, says):
@@ -124,4 +116,4 @@ def test_a_name_that_leads_nowhere(tiny, tmp_path, monkeypatch, text, source, sa
         (tmp_path / f"{text.partition(':')[0]}.py").write_text(source)
     with pytest.raises(UserError, match=says):
         generated(tiny, text)
-    assert not [name for name in sys.modules if name in ("mine_b", "mine_c", "mine_d")]
+    assert not [name for name in sys.modules if name in ("mine_c", "mine_d")]

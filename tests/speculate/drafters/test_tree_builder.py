@@ -45,14 +45,6 @@ def context(name="r", tokens=(7, 9, 4), **params):
     return Context(name, list(tokens), 2, SamplingParams(**params))
 
 
-def path_of(builder, node):
-    path = []
-    while node != ROOT:
-        path.append(builder.token[node])
-        node = builder.parent[node]
-    return path[::-1]
-
-
 def grow(oracles, contexts, plan, base=40):
     """Grow several requests' trees in common passes; their drafts, places and growths."""
     growths = [start_tree(c, plan) for c in contexts]
@@ -63,21 +55,13 @@ def grow(oracles, contexts, plan, base=40):
             builder = growths[i]
             if not first:
                 builder.segment(BlockTable([0]), base)
-            rows += [oracles[i](path_of(builder, node)) for node in builder.frontier]
+            rows += [oracles[i](builder.path(node)) for node in builder.frontier]
             slices[i] = range(at, at := at + len(builder.frontier))
         level = Level(torch.stack(rows), VOCAB, oracles[0].d2t)
         for i in alive:
             grow_trees(level, [(growths[i], slices[i])])
         alive, first = [i for i in alive if growths[i].frontier], False
     return [(*builder.finish(), builder) for builder in growths]
-
-
-def log_probs(oracle, path, bias=None):
-    """Log probabilities at a path: over what the drafter knows, in its own dtype."""
-    logits = oracle.full(path)
-    for token, value in (bias or {}).items():
-        logits[token] += value
-    return logits.log_softmax(-1)
 
 
 def eagle2(oracle, plan):
@@ -87,7 +71,7 @@ def eagle2(oracle, plan):
         run += beam if depth else []
         new = {}
         for path in beam:
-            row = log_probs(oracle, path)
+            row = oracle.full(path).log_softmax(-1)
             for token in row.argsort(descending=True)[: plan.top].tolist():
                 above = found[path][1] if path else 0.0
                 if row[token] > -torch.inf:
@@ -136,7 +120,7 @@ def test_a_dynamic_tree_is_eagle_2_by_the_book(plan, seed, reduced):
         assert notes.dropped_score == pytest.approx([dropped[path][1] for path in left], rel=1e-5, abs=1e-6)
 
         # Where each node's KV lies: those that were run, in their order.
-        fed = [tuple(path_of(builder, node)) for node in builder.fed]
+        fed = [tuple(builder.path(node)) for node in builder.fed]
         assert set(fed) == run
         assert len(fed) == len(run) <= sum(plan.fed)
         assert places.tolist() == [fed.index(path) if path in run else -1 for path in paths]
@@ -156,7 +140,7 @@ def test_a_static_tree_of_top_tokens(paths, seed, reduced, why):
     for node in range(ROOT, len(tree)):
         path = tree.token[tree.path_to(node)].tolist() if node != ROOT else []
         children = tree.children(node)
-        row = log_probs(oracle, path)
+        row = oracle.full(path).log_softmax(-1)
         best = row.argsort(descending=True)[: len(children)]
         assert tree.token[children].tolist() == best.tolist()
         assert draft.notes.prob[children] == pytest.approx(row[best].exp().numpy(), rel=1e-5)
@@ -216,9 +200,3 @@ def test_a_sampled_tree_is_drawn_without_replacement_from_its_coins(text, seed, 
     assert tree.token.tolist() == tokens
     assert draft.notes.draw_margin == pytest.approx(margins, abs=1e-6)
     assert draft.notes.coin.tolist() == coin.tolist()  # number for number: nothing ran dry
-    # Again, beside another request: the same draws. With another seed: others.
-    (other, again) = grow(
-        [Oracle(seed + 1, oracle.d2t), oracle], [dataclasses.replace(asked, request="b"), asked], plan
-    )
-    assert again[0].tree == tree
-    assert other[0].tree.drawn.tolist() == tree.drawn.tolist()

@@ -100,10 +100,9 @@ def test_what_is_no_grammar_is_refused_in_one_line_without_c_plus_plus(grammars,
     assert len(said) < 300
 
 
-@pytest.mark.parametrize("regex", ["[\\s\\S]{0,100000}"])
-def test_a_hostile_regex_is_ended_by_its_limit_and_others_go_on(grammars, long_tokens, regex):
+def test_a_hostile_regex_is_ended_by_its_limit_and_others_go_on(grammars, long_tokens):
     """It is hostile to a vocabulary of many long tokens."""
-    future = long_tokens.submit(StructuredOutputs(regex=regex))
+    future = long_tokens.submit(StructuredOutputs(regex="[\\s\\S]{0,100000}"))
     assert not future.done()  # nobody waits for the seconds that it takes
     with pytest.raises(UserError, match="takes more than 5 s or too much memory"):
         future.result(timeout=120)
@@ -143,7 +142,6 @@ def test_stop_tokens_that_are_text_are_text_to_the_grammar(grammars):
         ({"regex": "x((([ab]{9}|c){0,90})y){200}"}, "multiply to 162,000"),
         ({"json": '{"type": "string", "pattern": "^((a{0,90}){0,90}){0,90}$"}'}, "pattern: .* multiply to 729,000"),
         ({"regex": "(([a-z]?){40}){40}"}, "takes (over 0.25 s to compute|more than 5 s)"),
-        ({"grammar": "root ::= (x{0,40}){40}\nx ::= [a-z]?"}, "takes (over 0.25 s to compute|more than 5 s)"),
     ],
 )
 def test_a_form_whose_masks_hold_up_every_request_is_refused(long_tokens, form, why):

@@ -123,10 +123,7 @@ def spread(p):
 
 def test_lean_evidence_leaves_the_notes_out(tiny):
     engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", evidence="lean")
-    engine.add(PROMPTS[0], GREEDY)
-    parts = []
-    while engine.busy:
-        parts += engine.step().requests
+    (result,) = engine.generate(PROMPTS[0], GREEDY)
     assert engine.run_info.evidence == "lean"
-    assert all(part.parents is None for part in parts)
-    assert parts[-1].preceded is not None
+    assert all(step.parents is None for step in result.steps)
+    assert result.steps[-1].preceded is not None

@@ -18,7 +18,7 @@ from specscope.speculate.verify import distribution, host, match, traversal
 from specscope.speculate.verify.distribution import Residual
 from specscope.speculate.verify.verifier import Verifier, on_device
 from specscope.testing import enumeration
-from specscope.testing.enumeration import by_coins, chance_drawn, conditional, dense, total_variation
+from specscope.testing.enumeration import by_coins, chance_drawn, conditional, total_variation
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
@@ -71,11 +71,12 @@ def matched(tree, p, q):
     yield from explore({}, 1.0)
 
 
-def worst(text, vocab, drawn, outcomes, seeds=5, **how):
+def worst(text, vocab, drawn, outcomes, seeds=2, **how):
     models = ((conditional(vocab, seed), conditional(vocab, seed + 1000)) for seed in range(seeds))
     return max(total_variation(parse_tree(text), *each, drawn, outcomes, **how) for each in models)
 
 
+@pytest.mark.every(2)
 @DRAWN
 @pytest.mark.parametrize(("text", "vocab"), SHAPES)
 def test_the_standard_rule_emits_the_targets_distribution(text, vocab, drawn):
@@ -87,14 +88,14 @@ def test_the_standard_rule_emits_the_targets_distribution(text, vocab, drawn):
 @DRAWN
 @pytest.mark.parametrize(("text", "vocab"), DEEP)
 def test_traversal_emits_the_targets_distribution(text, vocab, drawn):
-    assert worst(text, vocab, drawn, ahead, 3) < 1e-12
+    assert worst(text, vocab, drawn, ahead) < 1e-12
 
 
 @pytest.mark.every(3)
 @DRAWN
 @pytest.mark.parametrize(("text", "vocab"), SHAPES)
 def test_matching_emits_the_targets_distribution(text, vocab, drawn):
-    assert worst(text, vocab, drawn, matched, 2) < 1e-12
+    assert worst(text, vocab, drawn, matched) < 1e-12
 
 
 # Mistakes
@@ -170,7 +171,7 @@ TRAVERSAL_MISTAKES = {
 def test_mistakes_of_traversal_are_caught(monkeypatch, name):
     monkeypatch.setattr(traversal, "verify", mutant(traversal, *TRAVERSAL_MISTAKES[name]))
     shapes = [("2", 4), ("3x1", 5), ("[(0,), (1,), (0, 0), (1, 0)]", 3)]
-    assert max(worst(text, vocab, Drawn.WITHOUT_REPLACEMENT, ahead, 2) for text, vocab in shapes) > 0.005
+    assert max(worst(text, vocab, Drawn.WITHOUT_REPLACEMENT, ahead) for text, vocab in shapes) > 0.005
 
 
 MATCH_MISTAKES = {
@@ -190,18 +191,15 @@ def test_mistakes_of_matching_are_caught(monkeypatch, name):
     planted = mutant(match, *MATCH_MISTAKES[name])
     planted.__globals__["left_over"] = left_over
     monkeypatch.setattr(match, "verify", planted)
-    assert max(worst(text, vocab, Drawn.WITHOUT_REPLACEMENT, matched, 2) for text, vocab in SHAPES[:3]) > 0.05
+    assert max(worst(text, vocab, Drawn.WITHOUT_REPLACEMENT, matched) for text, vocab in SHAPES[:3]) > 0.05
 
 
 # The verdict and its evidence
 
 
-BACKENDS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("verify", "where"), [(lambda batch: host.verify(batch)[0], "cpu"), (on_device, DEVICE)], ids=["host", "device"]
 )
-
-
-@BACKENDS
 def test_a_forced_rejection_leaves_of_its_token_what_the_rule_leaves(verify, where):
     """p exceeds q at the token: nobody but a fork rejects there, and the rest of its mass may still be drawn."""
     tree = DraftTree.build([0, 1], [ROOT, ROOT], [0.2, 0.3], Drawn.WITHOUT_REPLACEMENT)
@@ -228,19 +226,6 @@ def test_forced_outcomes_are_kept(rule, name, seed, drawn, greedy):
             assert node in found.forced
     assert final is None or found.token == final
     assert found.rule == name
-
-
-def test_a_later_coin_accepts_past_a_failing_one():
-    p = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0])]
-    tree = DraftTree.build([0, 0], [ROOT, 0])
-    coin = [0.5, 0.99, 0.4]  # the first node's own coin would never accept it
-    (by_standard,), _ = host.verify(batch_of(tree, p, {}, coin))
-    (found,), _ = traversal.verify(batch_of(tree, p, {}, coin))
-    assert by_standard.path.tolist() == []
-    assert found.path.tolist() == [0, 1]
-    assert found.judged.tolist() == [False, True]
-    assert found.accept_prob.tolist() == pytest.approx([0.5, 0.45])
-    assert found.margin.tolist() == pytest.approx([1.0, 0.05])
 
 
 def judged(backend, context, draft, logits, rule=STANDARD):
