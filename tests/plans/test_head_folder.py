@@ -112,6 +112,8 @@ SLIDES = {"layer_types": ["sliding_attention"], "sliding_window": 64}
         ({"transformer_layer_config": {"qk_norm": True}}, "qk_norm"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config = {'quant_method': 'fp8'}"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm"),
+        ({"use_last_layernorm": False}, "use_last_layernorm = False"),
+        ({"next_layer_regular": "first"}, "next_layer_regular = first"),
         ({"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step = 4"),
     ],
 )

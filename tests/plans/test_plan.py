@@ -12,6 +12,7 @@ from specscope.plans.plan import (
     MAX_TOP,
     DynamicPlan,
     StaticPlan,
+    describe,
     parse_plan,
 )
 from specscope.trace.record.tree import ROOT
@@ -142,3 +143,35 @@ def test_trees_of_other_programs(text, ours):
 def test_trees_of_other_programs_that_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         parse_plan(text)
+
+
+DESCRIBED = """tree [(0,), (1,), (0, 0)]
+from        x
+here        --tree '[(0,), (1,), (0, 0)]'
+
+●  root: the last committed token
+├─ 0  0
+│  └─ 2  0,0
+└─ 1  1
+
+nodes       3, 2 of them leaves
+depth       2: at most 3 tokens per step, with the final token
+verify      4 rows per request (root and nodes), 4 slots of the target's KV cache
+draft       2 passes, 2 rows, if the drafter is a model
+rule        sampled without replacement if the request is sampled, top tokens if it is greedy
+
+mask        a row may attend to the context, the root and the nodes marked ■
+   0        ■ · ·
+   1        · ■ ·
+   2        ■ · ■"""
+
+
+def test_what_a_tree_is_and_costs_is_told():
+    assert describe(parse_plan("[(0,), (1,), (0, 0)]"), mask=True, about="x") == DESCRIBED
+    assert "mask        not drawn for 256 nodes" in describe(parse_plan("top:8x32"), mask=True)
+    said = describe(parse_plan("dynamic:24"), mask=True).splitlines()
+    assert said[3] == "            5 deep; of 68 candidates the 24 best are kept"
+    assert said[-2:] == [
+        "draft       5 passes, 17 rows, if the drafter is a model",
+        "rule        top tokens, deterministic: accepted with p",
+    ]

@@ -34,7 +34,7 @@ class Case:
 
     arguments: dict = field(default_factory=dict)
     assistant: bool = True
-    models: str = "like"  # or mtp, dflash, universal, universal greedy, universal falling, gemma4
+    models: str = "like"  # or mtp, dflash, universal, universal greedy, gemma4
 
 
 CASES = {
@@ -127,8 +127,7 @@ def generate(case, seed=7, tokens=32, **more):
     target, drafter = models(case.models)
     arguments = case.arguments | ({"assistant_model": drafter} if case.assistant else {}) | more
     if case.models.startswith("universal"):
-        other = byte_tokenizer(assistant=True, falls=case.models.endswith("falling"))
-        arguments |= {"tokenizer": byte_tokenizer(), "assistant_tokenizer": other}
+        arguments |= {"tokenizer": byte_tokenizer(), "assistant_tokenizer": byte_tokenizer(assistant=True)}
     torch.manual_seed(seed)
     # a text that repeats itself, for lookups
     ids = torch.cat([prompt(seed=seed)[:, :6]] * 2, dim=1)

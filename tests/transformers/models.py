@@ -41,16 +41,14 @@ def prompt(length=12, seed=3, vocabulary=VOCABULARY):
 
 
 class OrderedTokenizer(PreTrainedTokenizerFast):
-    """Lists its vocabulary by rising or falling ids; the library's own order is that of a hash table."""
-
-    falls = False
+    """Lists its vocabulary by ids; the library's own order is that of a hash table."""
 
     def get_vocab(self):
-        return dict(sorted(super().get_vocab().items(), key=lambda pair: pair[1], reverse=self.falls))
+        return dict(sorted(super().get_vocab().items(), key=lambda pair: pair[1]))
 
 
 @cache
-def byte_tokenizer(*, assistant=False, falls=False):
+def byte_tokenizer(*, assistant=False):
     """Three special tokens, then one for each byte; an assistant's has another order, and a token that is no byte."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=assistant)
     tokens = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter: place + 3 for place, letter in enumerate(letters)}
@@ -58,6 +56,4 @@ def byte_tokenizer(*, assistant=False, falls=False):
     tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    made = OrderedTokenizer(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-    made.falls = falls
-    return made
+    return OrderedTokenizer(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")

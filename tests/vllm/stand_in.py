@@ -158,7 +158,7 @@ class Model(nn.Module):
         super().__init__()
         self.model, self.lm_head, self.logits_processor = Base(model.model), deepcopy(model.lm_head), Logits()
 
-    def forward(self, input_ids, positions, inputs_embeds=None):
+    def forward(self, input_ids, positions):
         return self.model(input_ids, positions)
 
     def compute_logits(self, hidden):

@@ -151,10 +151,9 @@ def test_what_cannot_be_done_switches_the_plugin_off_in_one_line(monkeypatch, tm
 # What it tells of vLLM's models
 
 
-def told(target, draft="", method="eagle3", **more):
+def told(target, draft="", method="eagle3"):
     speculation = Speculation(method, str(draft)) if method else None
-    runner = SimpleNamespace(vllm_config=config(speculation, model=str(target)), **more)
-    return run_info(runner, "full")
+    return run_info(SimpleNamespace(vllm_config=config(speculation, model=str(target))), "full")
 
 
 @pytest.fixture
