@@ -113,26 +113,6 @@ class Settings:
     speculative_accept_threshold_acc: float = 1.0
 
 
-@dataclass
-class Rules:
-    """What a batch is sampled by; penalties are written into the logits."""
-
-    temperatures: torch.Tensor
-    top_ks: torch.Tensor
-    is_all_greedy: bool
-    acc_additive_penalties: torch.Tensor | None = None
-    acc_scaling_penalties: None = None
-    logit_bias: torch.Tensor | None = None
-    sampling_seed: None = None
-    need_top_p_sampling: bool = False
-    need_min_p_sampling: bool = False
-    has_watermark_candidates: bool = False
-
-    @property
-    def need_top_k_sampling(self):
-        return bool((self.top_ks < VOCABULARY).any())
-
-
 def top_k_renorm(probs, top_ks):
     """Of each row its likeliest tokens."""
     order = probs.argsort(dim=-1, descending=True).argsort(dim=-1)
@@ -357,10 +337,15 @@ class Engine:
         torch.manual_seed(seed)
 
     def _rules(self, reqs):
+        """What a batch is sampled by; penalties are written into the logits."""
         tops = torch.tensor([req.sampling_params.top_k for req in reqs])
-        heat = torch.tensor([[req.sampling_params.temperature] for req in reqs])
-        penalties = None if self.penalty is None else self.penalty.repeat(len(reqs), 1)
-        return Rules(heat, tops, bool((tops <= 1).all()), penalties)
+        return Lacking(
+            temperatures=torch.tensor([[req.sampling_params.temperature] for req in reqs]),
+            top_ks=tops,
+            need_top_k_sampling=bool((tops < VOCABULARY).any()),
+            is_all_greedy=bool((tops <= 1).all()),
+            acc_additive_penalties=None if self.penalty is None else self.penalty.repeat(len(reqs), 1),
+        )
 
     def _batch(self, reqs, lengths, roots, prefix=None):
         return Lacking(

@@ -88,9 +88,7 @@ class WheelReq(stand.Req):
     def update_spec_correct_drafts_histogram(self, count):
         """Nothing."""
 
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
+    __getattr__ = stand.Lacking.__getattr__
 
 
 if __name__ == "__main__":

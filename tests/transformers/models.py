@@ -11,9 +11,9 @@ VOCABULARY = 60
 
 def tiny_llama(seed, *, layers=2, vocabulary=VOCABULARY, std=0.12, **sizes):
     torch.manual_seed(seed)
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
     plain = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers, "vocab_size": vocabulary}
-    config = LlamaConfig(**plain, **heads, bos_token_id=1, eos_token_id=2, **sizes)
+    plain |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
+    config = LlamaConfig(**plain | sizes, bos_token_id=1, eos_token_id=2)
     return random_weights(LlamaForCausalLM(config).eval(), std)
 
 

@@ -47,9 +47,8 @@ def main():
 
     figures = {}  # by what is run: processor time that a token takes, in ms, on and off
     for batch, temperature in ((1, 0.0), (6, 0.0), (6, 0.8)):
-        params = SamplingParams(
-            temperature=temperature, max_tokens=48, ignore_eos=True, seed=7 if temperature else None
-        )
+        own = {"max_tokens": 48, "ignore_eos": True, "seed": 7 if temperature else None}
+        params = SamplingParams(temperature=temperature, **own)
         taken = {True: [], False: []}  # of each side's runs: tokens, seconds, processor seconds
 
         def run(on, prompts=PROMPTS[:batch], params=params, taken=taken):

@@ -421,9 +421,8 @@ class V2Sampler:
         self._sample_random(step.processed, *slots, given.pos, None, None, False)
         return step.sampled[:, 0], step.processed
 
-    def _sample_random(
-        self, processed_logits, expanded_idx_mapping, idx_mapping_np, pos, top_k, top_p, use_fused_sampler
-    ): ...
+    @as_vllm(known.V2_PLAIN, "Sampler._sample_random")
+    def _sample_random(self, given): ...
 
 
 class V2RejectionSampler:
