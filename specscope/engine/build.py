@@ -60,7 +60,6 @@ class Parts:
     drafter: Drafter
     tokenizer: Any  # a Hugging Face tokenizer
     vocabulary: Vocabulary
-    max_context: int
     run_info: RunInfo
 
 
@@ -74,7 +73,11 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # launches, streams and events are the current device's
     dtype = pick_dtype(config.dtype, device)
-    _check_memory(config.kv_memory, device)
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    if device.type == "cuda":
+        has = torch.cuda.get_device_properties(device).total_memory / GIB
+    if config.kv_memory > has:
+        raise UserError(f"--kv-memory {config.kv_memory:g} GiB is more than the machine has: {has:.1f} GiB")
     find_model(config.target, progress)  # converts the default model where that was never done
     with ThreadPoolExecutor(2) as pool:  # the tokenizer is read, and the files are hashed, while the weights are loaded
         reading, hashing = pool.submit(_read_tokenizer, config.target), pool.submit(models_given, config)
@@ -102,22 +105,13 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     if isinstance(drafter, OwnDrafter):
         given = given | {"draft_digest": drafter.source + given["draft_digest"]}  # of its code, then of its model
     info = _run_info(config, runner, drafter, max_context, given | {"backend": ran_by})
-    return Parts(runner, drafter, tokenizer, read_vocabulary(tokenizer), max_context, info)
+    return Parts(runner, drafter, tokenizer, read_vocabulary(tokenizer), info)
 
 
 def _read_tokenizer(target: str | None) -> Any:  # noqa: ANN401
     tokenizer = load_tokenizer(target)
     chat_template.start(tokenizer)
     return tokenizer
-
-
-def _check_memory(gib: float, device: torch.device) -> None:
-    """Refuse a KV cache that is larger than the machine."""
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    if device.type == "cuda":
-        has = torch.cuda.get_device_properties(device).total_memory / GIB
-    if gib > has:
-        raise UserError(f"--kv-memory {gib:g} GiB is more than the machine has: {has:.1f} GiB")
 
 
 def drafter_blocks(config: EngineConfig, blocks: int) -> int:

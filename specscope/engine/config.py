@@ -86,8 +86,7 @@ class EngineConfig:
         ),
     ] = STANDARD
     dtype: Annotated[
-        str,
-        Flag("Number format of the models.  [default: auto]", choices=("auto", "float32", "bfloat16", "float16")),
+        str, Flag("Number format of the models.  [default: auto]", choices=("auto", "float32", "bfloat16", "float16"))
     ] = "auto"
     device: Annotated[str, Flag("Where to run: cpu, cuda or auto.  [default: auto]", "DEVICE")] = "auto"
     backend: Annotated[
@@ -253,5 +252,4 @@ def models_given(config: EngineConfig) -> dict[str, Any]:
 
 def given_digest(target: str | None) -> str:
     """The digest of the model that a --target names; "" where it is not on this machine."""
-    place = on_disk(target)
-    return "" if place is None else model_digest(place)
+    return "" if (place := on_disk(target)) is None else model_digest(place)

@@ -48,21 +48,16 @@ class Pipeline:
     def __init__(self, job: Job, account: Account) -> None:
         """`job` runs a step, on the worker; `account` makes its record, on the caller's thread."""
         self._job, self._account = job, account
-        self._launched: deque[tuple[int, Future[StepState | None]]] = deque()  # when, in turn
+        self.flying: deque[tuple[int, Future[StepState | None]]] = deque()  # launched, when, and not accounted for
         self._worker = new_worker()
         self._error: Exception | None = None
-
-    @property
-    def flying(self) -> int:
-        """Steps that were launched, and are not accounted for."""
-        return len(self._launched)
 
     def step(self) -> StepRecord:
         """Account for the next step, with the one after it launched behind it."""
         record, idle = None, False
         while record is None:
-            while self.flying < AHEAD:
-                self._launched.append((time.time_ns(), self._worker.submit(self._run, idle or not self.flying)))
+            while len(self.flying) < AHEAD:
+                self.flying.append((time.time_ns(), self._worker.submit(self._run, idle or not self.flying)))
                 idle = False
             record = self._take()
             idle = True  # what was launched ahead had nothing to do: an idle engine's step is an empty one
@@ -70,13 +65,13 @@ class Pipeline:
 
     def drain(self) -> list[StepRecord]:
         """Wait for what was launched, and account for it. No step runs when this returns."""
-        return [record for record in [self._take() for _ in range(self.flying)] if record is not None]
+        return [record for record in [self._take() for _ in range(len(self.flying))] if record is not None]
 
     def close(self) -> None:
         """Wait for what was launched and end the worker. What has run is not accounted for."""
         self._worker.shutdown()
         self._worker = new_worker()
-        self._launched.clear()
+        self.flying.clear()
 
     def _run(self, even_idle: bool) -> StepState | None:
         """A step, on the worker. One that fails is the caller's to know of, and no further one runs."""
@@ -90,7 +85,7 @@ class Pipeline:
 
     def _take(self) -> StepRecord | None:
         """Account for the step that was launched first; None where there was nothing to do."""
-        launched_ns, step = self._launched.popleft()
+        launched_ns, step = self.flying.popleft()
         state = step.result()
         return None if state is None else self._account(state, launched_ns, time.time_ns())
 
@@ -171,9 +166,9 @@ class Engine:
         self.parts = parts = parts or build_parts(self.config, progress)
         self.runner, self.tokenizer = parts.runner, parts.tokenizer
         self.vocabulary, self.run_info = parts.vocabulary, parts.run_info
-        self.max_context = parts.max_context  # tokens of a prompt and its output at most
+        self.max_context = parts.run_info.max_context  # tokens of a prompt and its output at most
         longest = max(map(len, self.vocabulary.pieces.values()), default=1)
-        self.encoder = PromptEncoder(self.tokenizer, self.runner.loaded.vocab_size, parts.max_context, longest)
+        self.encoder = PromptEncoder(self.tokenizer, self.runner.loaded.vocab_size, self.max_context, longest)
         self.encode, self.turn = self.encoder.encode, self.encoder.turn
         room = Room(self.runner, self.drafter, self.max_context)
         self.scheduler = Scheduler(room, self.config.max_batch, self.config.max_step_tokens)

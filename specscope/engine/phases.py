@@ -185,8 +185,8 @@ class Phases:
             request.computed += len(path)
             form = form_notes(turn.context, draft, turn.logits, verdict, full=self.verifier.notes)
             tokens = [*draft.tree.token[path].tolist(), verdict.token]
-            eos = self.parts.run_info.eos_tokens
-            emitted = request.accept(tokens, eos, self.parts.max_context, self.parts.vocabulary)
+            info = self.parts.run_info
+            emitted = request.accept(tokens, info.eos_tokens, info.max_context, self.parts.vocabulary)
             request.preceded = followed_by(verdict.kind, len(verdict.outcome), verdict.accepted)
             if request.params.logprobs is not None:
                 logprobs = raw_logprobs(turn.logits, verdict, tokens[:emitted], request.params.logprobs)

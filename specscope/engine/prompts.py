@@ -385,7 +385,13 @@ class PromptEncoder:
 
         `template`: chat_template_kwargs, variables of that template. Raises UserError.
         """
-        self._check_size(prompt)
+        most = f"{self.max_context - 1} tokens"  # a tokenizer takes minutes and gigabytes for megabytes of text
+        if len(prompt) > self.max_context and not isinstance(prompt, str):
+            raise TooLargeError(f"the prompt has {len(prompt)} parts; the limit is {most}")
+        turns = [{"content": prompt}] if isinstance(prompt, str) else [x for x in prompt if isinstance(x, Mapping)]
+        size = sum(len(str(turn.get("content"))) for turn in turns)  # in characters, each of which is a byte at least
+        if size > self.max_context * self.longest:
+            raise TooLargeError(f"the prompt has {size} characters, too many for the limit of {most}")
         is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
         if template and not is_chat:
             raise UserError(f"{TEMPLATE} apply to chats: the prompt is plain, or this model has no chat template")
@@ -418,13 +424,3 @@ class PromptEncoder:
             raise UserError("the prompt is empty: it has no tokens")
         if len(tokens) >= self.max_context:
             raise TooLargeError(f"the prompt has {len(tokens)} tokens; the limit is {self.max_context - 1}")
-
-    def _check_size(self, prompt: Prompt) -> None:
-        """Refuse what cannot fit before a tokenizer works on it: megabytes of text take it minutes and gigabytes."""
-        most = f"{self.max_context - 1} tokens"
-        if len(prompt) > self.max_context and not isinstance(prompt, str):
-            raise TooLargeError(f"the prompt has {len(prompt)} parts; the limit is {most}")
-        turns = [{"content": prompt}] if isinstance(prompt, str) else [x for x in prompt if isinstance(x, Mapping)]
-        size = sum(len(str(turn.get("content"))) for turn in turns)  # in characters, each of which is a byte at least
-        if size > self.max_context * self.longest:
-            raise TooLargeError(f"the prompt has {size} characters, too many for the limit of {most}")

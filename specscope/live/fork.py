@@ -67,7 +67,6 @@ def beside(engine: Engine, changes: Changes) -> Engine:
         drafter=drafter,
         tokenizer=engine.tokenizer,
         vocabulary=engine.vocabulary,
-        max_context=engine.max_context,
         run_info=dataclasses.replace(engine.run_info, drafter=drafter.name, tree=tree, rule=config.rule),
     )
     return Engine(config, parts=parts, changes=changes)

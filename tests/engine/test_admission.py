@@ -10,12 +10,7 @@ from tests.engines import HEAD, pressed
 @pytest.fixture
 def small(engines):
     """An engine as new, with few blocks."""
-
-    def make(name="ngram", blocks=12):
-        pressed(engines[name], blocks)
-        return engines[name]
-
-    return make
+    return lambda name="ngram", blocks=12: pressed(engines[name], blocks) or engines[name]
 
 
 def params(tokens, **how):

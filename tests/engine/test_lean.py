@@ -31,10 +31,8 @@ print(json.dumps([heavy, result.token_ids]))
 
 
 def run(*words):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, env=environment, timeout=300
-    )
+    how = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True, "timeout": 300}
+    return subprocess.run([sys.executable, *map(str, words)], **how)
 
 
 @pytest.mark.parametrize("version", ["this version", pytest.param("another version", marks=pytest.mark.slow)])

@@ -93,7 +93,7 @@ def test_what_was_launched_is_drained_before_a_debugger_looks(make):
     engine.keep_timeline()
     engine.bus.flush()
     assert [record.step for record in published] == [seen[-1] + 1]
-    assert engine.pipeline.flying == 0
+    assert not engine.pipeline.flying
     before = engine.steps
     rest = run(engine)
     assert rest[0].step == before

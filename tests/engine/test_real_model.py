@@ -24,7 +24,7 @@ ENGINES = {
     "draft model": {
         "drafter": "draft_model",
         "draft_model": "self:27",
-        "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]",
+        "tree": "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]",
     },
     "head, dynamic": {"drafter": "eagle", "tree": "dynamic:16"},
     "head, as it comes": {"drafter": "auto"},

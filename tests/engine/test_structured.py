@@ -22,12 +22,8 @@ from tests.waiting import until
 
 pytest.importorskip("xgrammar")
 EOS = 2  # of the tiny tokenizer
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}, "c": {"type": "array", "maxItems": 2}},
-    "required": ["a", "b"],
-}
-JSON = {"json": SCHEMA}
+PROPERTIES = {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}, "c": {"type": "array", "maxItems": 2}}
+JSON = {"json": {"type": "object", "properties": PROPERTIES, "required": ["a", "b"]}}
 
 
 def each(form, params=None, **more):

@@ -36,7 +36,7 @@ def test_an_asynchronous_engine_finishes_what_was_launched_and_says_so(tiny, tmp
         client.run("break accept")
         waiting = Asking(server)
         assert "accept" in client.run("continue")
-        assert engine.pipeline.flying == 0
+        assert not engine.pipeline.flying
         client.close()
         waiting.join(HANG_SECONDS)
         assert waiting.text == expected

@@ -3,6 +3,7 @@ tokens alone, whatever was asked before, forward, back or on another path."""
 
 import itertools
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -120,8 +121,6 @@ def test_compiled_grammars_are_kept_and_bounded(grammars, monkeypatch):
 
 
 def test_without_xgrammar_one_line_says_how_to_install_it(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(UserError, match=r"pip install 'specscope\[serve\]'"):
         Grammars(VOCABULARY, SIZE, (EOS,)).check(StructuredOutputs(regex="a"))
