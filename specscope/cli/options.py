@@ -29,16 +29,7 @@ from specscope.cli.streams import say
 from specscope.engine.config import EngineConfig, named_code
 from specscope.engine.prompts import PromptSpec, prompt_specs, read_template
 from specscope.errors import UserError
-from specscope.trace.checked import (
-    Flag,
-    Port,
-    base_of,
-    checked,
-    checked_url,
-    flags_of,
-    required_types,
-    without_login,
-)
+from specscope.trace.checked import Flag, Port, base_of, checked, checked_url, flags_of, required_types, without_login
 from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
 from specscope.trace.inside import settings
 from specscope.trace.kinds import ReadAs, kind_of, start_of

@@ -38,13 +38,7 @@ class Steppable(Protocol):
 class Session:
     """A run, the place in it, and what moves it. `engine`: None over a capture."""
 
-    def __init__(
-        self,
-        history: History | None = None,
-        engine: Steppable | None = None,
-        *,
-        position: int = -1,
-    ) -> None:
+    def __init__(self, history: History | None = None, engine: Steppable | None = None, *, position: int = -1) -> None:
         """`position` is where to begin in a capture."""
         self.history, self.engine = history or History(), engine
         self.breakpoints = Breakpoints()
@@ -219,8 +213,6 @@ class Session:
     def goto(self, position: int) -> Stop:
         """Go to just after the step at `position`; -1 for before the first. The engine is rewound, or run on."""
         self._node = None
-        if not position >= -1:
-            raise UserError("there is nothing before the first step")
         if position > self.position:
             while self.position < position and self._advance() is not None:
                 pass

@@ -9,7 +9,7 @@ import numpy as np
 from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.debug.session import Session
 from specscope.trace.history.history import History
-from specscope.trace.history.place import PlaceView, at, decision_text, ended_by, why_step
+from specscope.trace.history.place import at, decision_text, ended_by, why_step
 from specscope.trace.history.place import why as why_node
 from specscope.trace.history.wording import about_method, accepted_text, plural, probability
 from specscope.trace.record.aggregate import LeftOut
@@ -68,31 +68,22 @@ def node(session: Session, number: int) -> str:
     assert part is not None
     assert part.verdict is not None
     assert request is not None
-    place = at(part, number)
+    place, show = at(part, number), session.history.vocabulary.show
     lines = [f"node {number} at depth {int(part.tree.depth[number])}", why(session, number)]
-    rows = node_rows(session.history, place, session.history.vocabulary.show)
+    rows = node_rows(session.history, place, show)
     lines += [f"{label}: {text}" if label else text for label, text, _ in rows]
-    lines += _likeliest(session, place)
+    for name, tokens in likeliest(place):
+        lines.append(f"{name}: " + ", ".join(f"{show(top.token)} {probability(top.prob)}" for top in tokens))
+    lines += about_likeliest(place, show)
     lines += [f"  sibling: {_node_line(session, part, other)}" for other in place.children if other != number]
     run = session.history.run
     if request.info is not None and (run is None or run.is_ours) and not part.verdict.is_greedy:
         lines.append(f"coins of: seed {request.info.params.seed}, stream verify, position {part.position}")
-    vocabulary = session.history.vocabulary
     step = next(i for i, step in enumerate(request.steps) if step.index == part.index)
     path = [int(part.tree.token[i]) for i in part.tree.path_to(number)][:-1]
     tail = [*request.before(step, TAIL), *path][-TAIL:]
-    lines.append("context: … " + " ".join(vocabulary.show(token) for token in tail))
+    lines.append("context: … " + " ".join(map(show, tail)))
     return "\n".join(lines)
-
-
-def _likeliest(session: Session, place: PlaceView) -> list[str]:
-    """The likeliest tokens of target and drafter at a place, as the record has them."""
-    show = session.history.vocabulary.show
-    lines = [
-        f"{name}: " + ", ".join(f"{show(top.token)} {probability(top.prob)}" for top in tokens)
-        for name, tokens in likeliest(place)
-    ]
-    return [*lines, *about_likeliest(place, show)]
 
 
 def begun(session: Session) -> str:

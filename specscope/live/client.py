@@ -29,30 +29,6 @@ from specscope.trace.wire.outputs import Bus
 KEPT_BYTES = 4096  # of what the process prints
 
 
-class LastOutput:
-    """The end of what an engine's process prints: the terminal is the screen's, so libraries' warnings and C++ code's
-    last words go down a pipe, which is drained. The last line is shown if the process dies.
-    """
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._kept = b""
-        self._reader = threading.Thread(target=self._drain, name="specscope-worker-output", daemon=True)
-        self._reader.start()
-
-    def _drain(self) -> None:
-        with suppress(OSError):
-            while data := os.read(self._pipe.fileno(), KEPT_BYTES):
-                self._kept = (self._kept + data)[-KEPT_BYTES:]
-        self._pipe.close()
-
-    def last_line(self) -> str:
-        """The last line that was printed, once the process has ended; empty where there is none."""
-        self._reader.join(1)
-        lines = self._kept.decode("utf-8", "replace").strip().splitlines()
-        return lines[-1].strip()[:300] if lines else ""
-
-
 class Worker(Control):
     """The parent's side.
 
@@ -96,7 +72,9 @@ class Worker(Control):
         commands.close()
         news.close()
         output.close()
-        self._output = LastOutput(printed)
+        self._printed = b""  # the end of it
+        self._drain = threading.Thread(target=self._keep, args=(printed,), name="specscope-worker-output", daemon=True)
+        self._drain.start()
         self._reader = threading.Thread(target=self._read, name="specscope-worker-reader", daemon=True)
         self._reader.start()
 
@@ -104,6 +82,15 @@ class Worker(Control):
     def progress(self) -> str:
         """While loading: its stages, a line each, with the time that each took."""
         return "\n".join(self._stages.lines()) if self._status == "loading" else ""
+
+    def _keep(self, pipe: Connection) -> None:
+        """Drain what the process prints: the terminal is the screen's, so libraries' warnings and C++ code's last words
+        go down a pipe. The last line is shown if the process dies.
+        """
+        with suppress(OSError):
+            while data := os.read(pipe.fileno(), KEPT_BYTES):
+                self._printed = (self._printed + data)[-KEPT_BYTES:]
+        pipe.close()
 
     def _read(self) -> None:
         """Drain the pipe at once, so that a slow screen never slows the engine."""
@@ -113,10 +100,11 @@ class Worker(Control):
         except (EOFError, OSError):
             code = self._wait()
             if not self.error and not self._unloaded and code != 0:
-                printed = self._output.last_line()
+                self._drain.join(1)
+                lines = self._printed.decode("utf-8", "replace").strip().splitlines()
                 self.error = "the engine's process "
                 self.error += "does not end" if code is None else f"ended with code {code}"
-                self.error += f": {printed}" if printed else ""
+                self.error += f": {lines[-1].strip()[:300]}" if lines else ""
         except UserError as error:
             self.error = str(error)
             self.ask("stop")

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from specscope.engine.build import Parts, make_drafter
 from specscope.engine.engine import Engine
-from specscope.engine.intake import Forms
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
@@ -26,7 +25,10 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
     before = step.context_len + step.prefill_tokens + 1 if step.verdict is not None else len(request.prompt_tokens)
     if len(request.tokens) < before:
         raise UserError(f"step {step.index} of {request.id} no longer exists: the engine was rewound past it")
-    twin = _twin(request, request.tokens[:before], changes, engine.forms)
+    params = dataclasses.replace(request.params, **changes.params)
+    told = (request.prompt, list(request.prompt_tokens), params, request.labels, request.arrival_ns)
+    twin = Request(f"{request.id}'", *told, title=request.title, allowed=engine.forms.allowed(params))
+    twin.tokens = request.tokens[:before]
     twin_engine = beside(engine, changes)
     shared = min(step.context_len, len(twin.tokens) - 1)
     owns = engine.requests.get(request.id) is request and request.computed >= shared
@@ -42,14 +44,6 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
         twin_engine.cancel_all()
         engine.runner.cache.truncate(twin.table, 0)
         twin_engine.runner.close()
-
-
-def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -> Request:
-    params = dataclasses.replace(request.params, **changes.params)
-    told = (request.prompt, list(request.prompt_tokens), params, request.labels, request.arrival_ns)
-    twin = Request(f"{request.id}'", *told, title=request.title, allowed=forms.allowed(params))
-    twin.tokens = tokens
-    return twin
 
 
 def beside(engine: Engine, changes: Changes) -> Engine:

@@ -50,10 +50,7 @@ def test_it_is_not_run(words, shows, folder, installed, tiny, tmp_path):
     terminal = Terminal(["env", "-C", folder, *installed, *(places.get(word, word) for word in words)])
 
     def settled():
-        told = [
-            terminal.screen,
-            *(log.read_bytes() for log in Path(installed[-1]).parent.glob("*.log")),
-        ]
+        told = [terminal.screen, *(log.read_bytes() for log in Path(installed[-1]).parent.glob("*.log"))]
         return any(shows in part for part in told) or ran.exists() or terminal.process.poll() is not None
 
     try:

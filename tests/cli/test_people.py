@@ -36,11 +36,7 @@ VERBS = {
     "debug": ("debug", "--file", "FILE", "--target", "./nothing", "--commands", "script"),
 }
 # How it shows that a file was read, where the verb ends in an error all the same
-READ = {
-    "open": "the screen needs a terminal",
-    "capture": "no model at ./nothing",
-    "debug": "no model at ./nothing",
-}
+READ = {"open": "the screen needs a terminal", "capture": "no model at ./nothing", "debug": "no model at ./nothing"}
 
 FILES = {
     "ansi_pasted.log": ("a log of vLLM", WATCH),

@@ -22,49 +22,39 @@ def history(deep):
     return session.history
 
 
+def events_of(history, *kinds):
+    return [event for record in history.steps for event in events(record, history, frozenset(kinds))]
+
+
 def test_the_fields_of_a_node_are_those_of_its_record(history):
-    seen = set()
-    for record in history.steps:
-        for event in events(record, history, frozenset({EventKind.ACCEPT, EventKind.REJECT})):
-            part, node, facts = event.evidence.part, event.node, event.evidence
-            tree, notes, parent = part.tree, part.parents, int(part.tree.parent[node])
-            place = notes.node.tolist().index(parent)
-            assert facts["raw_p"] == notes.raw_p[node]
-            assert facts["rank"] == notes.rank[node]
-            assert facts["entropy"] == notes.entropy[place]
-            assert facts["choice_p"] == notes.choice_p[place]
-            assert facts["parent"] == parent
-            assert facts["siblings"] == len(tree.children(parent))
-            assert facts["q_rank"] == notes.q_rank[node] > 0
-            seen.add(event.kind)
-    assert seen == {EventKind.ACCEPT, EventKind.REJECT}
+    found = events_of(history, EventKind.ACCEPT, EventKind.REJECT)
+    for event in found:
+        part, node, facts = event.evidence.part, event.node, event.evidence
+        tree, notes, parent = part.tree, part.parents, int(part.tree.parent[node])
+        place = notes.node.tolist().index(parent)
+        assert facts["raw_p"] == notes.raw_p[node]
+        assert facts["rank"] == notes.rank[node]
+        assert facts["entropy"] == notes.entropy[place]
+        assert facts["choice_p"] == notes.choice_p[place]
+        assert (facts["parent"], facts["siblings"]) == (parent, len(tree.children(parent)))
+        assert facts["q_rank"] == notes.q_rank[node] > 0
+    assert {event.kind for event in found} == {EventKind.ACCEPT, EventKind.REJECT}
 
 
-def test_the_fields_of_a_step_tell_what_preceded_it(history):
-    for record in history.steps:
-        for event in events(record, history, frozenset({EventKind.STEP})):
-            part, facts = event.evidence.part, event.evidence
-            if part.verdict is None:
-                continue
-            assert (facts["rule"], facts["preceded"]) == ("standard", part.preceded.value)
-            if part.index == 0:
-                assert facts["preceded"] == "prefill"
-                continue
-            before = history.requests[part.request].steps[part.index - 1]
-            full = before.verdict.kind is FinalKind.BONUS
-            assert (facts["preceded"] == "full") == full
-
-
-def test_a_condition_asks_whether_the_final_token_was_rejected(history):
+def test_the_fields_of_a_step_tell_what_preceded_it_and_what_it_rejected(history):
     condition = Expression("final in rejected", {name: field.type for name, field in NODE.items()})
-    rejected = 0
-    for record in history.steps:
-        for event in events(record, history, frozenset({EventKind.STEP})):
-            verdict = event.evidence.part.verdict
-            rejected += int((verdict.outcome == Outcome.REJECTED).sum())
-            assert len(event.evidence["rejected"]) == int((verdict.outcome == Outcome.REJECTED).sum())
-            assert condition(event.evidence) == (verdict.token in event.evidence["rejected"])
-    assert rejected > 10
+    rejections = 0
+    for event in events_of(history, EventKind.STEP):
+        part, facts = event.evidence.part, event.evidence
+        assert (facts["rule"], facts["preceded"]) == ("standard", part.preceded.value)
+        before = history.requests[part.request].steps[part.index - 1] if part.index else None
+        assert (facts["preceded"] == "prefill") is (before is None)
+        assert (facts["preceded"] == "full") is (before is not None and before.verdict.kind is FinalKind.BONUS)
+        rejected = int((part.verdict.outcome == Outcome.REJECTED).sum())
+        assert len(facts["rejected"]) == rejected
+        assert condition(facts) == (part.verdict.token in facts["rejected"])
+        rejections += rejected
+    assert rejections > 10
 
 
 def test_every_field_can_stand_in_a_condition():

@@ -198,15 +198,14 @@ def test_breakpoints_hold_at_the_same_steps_forward_and_back(engine):
     commands.run("continue")
     over = Commands(Session(history=commands.session.history))
     over.run("watch accepted > 0")
-    forward = []
+    forward, back = [], []
     while "nothing is left" not in over.run("continue"):
         forward.append(over.session.record.step)
-    back = []
+    last = over.session.record.step  # where the way back begins
     while over.session.position > 0:
         over.run("reverse-continue")
         back.append(over.session.record.step)
     assert len(forward) > 2
-    last = over.session.history.steps[-1].step  # where the way back began
     assert [step for step in reversed(back) if step] == [step for step in forward if 0 < step < last]
     over.run("delete")
     over.run("break reject")
@@ -216,8 +215,7 @@ def test_breakpoints_hold_at_the_same_steps_forward_and_back(engine):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "words"),
-    [(0.0, "temperature=0.7"), (0.8, "seed=9"), (0.8, "tree=3"), (0.8, "reject=0 reject=1")],
+    ("temperature", "words"), [(0.0, "temperature=0.7"), (0.8, "seed=9"), (0.8, "tree=3"), (0.8, "reject=0 reject=1")]
 )
 def test_a_change_that_was_asked_for_explains_the_difference(tiny, temperature, words):
     """In bfloat16 most draws are near ties: rounding was blamed for what the change had done."""

@@ -43,11 +43,7 @@ def engines(deep, tmp_path_factory):
 class Travel(RuleBasedStateMachine):
     engines = None
 
-    @initialize(
-        name=st.sampled_from(list(DRAFTERS)),
-        blocks=st.sampled_from([SMALL, 30]),
-        greedy=st.booleans(),
-    )
+    @initialize(name=st.sampled_from(list(DRAFTERS)), blocks=st.sampled_from([SMALL, 30]), greedy=st.booleans())
     def begin(self, name, blocks, greedy):
         self.engine, self.greedy = self.engines[name], greedy
         fresh(self.engine, blocks)

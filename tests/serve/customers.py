@@ -91,7 +91,7 @@ def draw(rng: random.Random, longest: int, most: int) -> Asked:
         return Asked({**body, **rng.choice(BAD)}, bad=True)
     if kind < 11:
         form, good = rng.choice(FORMS)
-        body |= {"structured_outputs": form, "temperature": rng.choice((0, 0.8)), "max_tokens": most}
+        body |= {"structured_outputs": form, "temperature": rng.choice((0, 0.8)), "max_tokens": min(most, 32)}
         return Asked(body, good=good)
     body |= rng.choice(PLAIN)
     body["max_tokens"] = max(body["max_tokens"], body.get("min_tokens", 1))

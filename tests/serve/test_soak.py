@@ -83,9 +83,9 @@ class Server:
 def server(request, tmp_path):
     """A tiny model, each of whose tokens has a text, so that texts can be compared; or the default one."""
     is_tiny = request.param == "tiny"
-    model = [*SMALL, write_tiny_model(tmp_path / "tiny", vocab=259, layers=8)] if is_tiny else REAL
+    model = [*SMALL, write_tiny_model(tmp_path / "tiny", vocab=259, layers=10)] if is_tiny else REAL
     made = Server(tmp_path / "soak.jsonl", model)
-    made.asked = (400, 32, 160, 100.0) if is_tiny else (600, 64, 20_000, 1200.0)
+    made.asked = (300, 64, 100, 100.0) if is_tiny else (600, 64, 20_000, 1200.0)
     yield made
     made.close()
 

@@ -12,14 +12,7 @@ from rich.cells import cell_len
 from specscope.analyze.locate.located import Held, Location, Operation, Stage
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.app import THEMES, ScopeApp, answer_app
-from specscope.tui.screens.locate import (
-    ErrorGrid,
-    FaultsPanel,
-    HeldScreen,
-    LocateScreen,
-    WalkPanel,
-    help_lines,
-)
+from specscope.tui.screens.locate import ErrorGrid, FaultsPanel, HeldScreen, LocateScreen, WalkPanel, help_lines
 from tests.analyze.locate.locations import NAMES, ROWS, healthy, unplaced, walk, wrong
 
 from .sample import text_of
