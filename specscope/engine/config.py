@@ -216,12 +216,9 @@ _NUMBERS = {name: kind for name, kind in required_types(EngineConfig).items() if
 
 def named_code(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of an EngineConfig as somebody wrote them: a drafter and a rule that they name may be imported."""
-    found = dict[str, Any]()
-    for what, own, known, _ in NAMED:
-        name = settings.get(what)
-        if isinstance(name, str) and name not in known and is_named(name):
-            found[own] = NamedCode.find(name, f"--{what}")
-    return settings | found
+    given = [(own, f"--{what}", settings.get(what)) for what, own, known, _ in NAMED if settings.get(what) not in known]
+    named = [(own, flag, name) for own, flag, name in given if isinstance(name, str) and is_named(name)]
+    return settings | {own: NamedCode.find(name, flag) for own, flag, name in named}
 
 
 def load_rule(name: str, code: Callable[[NodeTrial], Any] | NamedCode) -> OwnRule:

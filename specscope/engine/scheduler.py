@@ -17,7 +17,6 @@ from specscope.trace.record.records import FinishReason, Preceded
 
 SHARE = 4  # one in so many tokens of a step: kept for who waits while the batch has a place; a prefill's turn, at least
 QUIETER = 4  # drafting is on again when a quarter fewer requests decode than where it goes off
-
 AGE = attrgetter("arrival_ns", "id")  # the order of arrival
 TOO_SMALL = "the KV cache is too small for this request alone: raise --kv-memory"
 
