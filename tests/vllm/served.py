@@ -74,13 +74,9 @@ class Server:
         with urllib.request.urlopen(self.url + path, timeout=10) as answer:
             return answer.read().decode()
 
-    def ask(self, prompt, tokens, **more):
-        """The answer, as it comes."""
-        return ask(self.url, prompt, tokens, **more)
-
     def counted(self, prompt, tokens, **more):
         """(drafts, drafted, accepted) of a request, as vLLM's answer has them."""
-        with self.ask(prompt, tokens, **more) as answer:
+        with ask(self.url, prompt, tokens, **more) as answer:
             told = json.load(answer)["metrics"]["speculative_decoding"]
         return told["num_spec_steps"], told["num_draft_tokens"], told["num_accepted_draft_tokens"]
 

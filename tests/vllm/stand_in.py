@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.inside.settings import TapSettings
 from specscope.vllm import taps
+from tests.transformers.models import tiny_llama
 
 BLOCK = 4
 
@@ -215,10 +216,8 @@ def scheduled(tokens: list[int], computed: int, blocks: list[int] | None = None)
 
 def tiny(folder) -> LlamaForCausalLM:
     """A random model of three layers, each norm with weights of its own, saved in a folder too."""
-    torch.manual_seed(5)
-    sizes = {"vocab_size": 48, "hidden_size": 24, "intermediate_size": 40, "tie_word_embeddings": False}
-    layers = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
-    made = LlamaForCausalLM(LlamaConfig(**sizes, **layers)).eval()
+    sizes = {"hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2}
+    made = tiny_llama(5, layers=3, vocabulary=48, head_dim=6, tie_word_embeddings=False, **sizes)
     with torch.no_grad():
         for name, values in made.named_parameters():
             if "norm" in name:

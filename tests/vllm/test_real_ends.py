@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from specscope.trace.wire.reading import read_capture
-from tests.vllm.served import PYTHON, Server
+from tests.vllm.served import PYTHON, Server, ask
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
 PROMPTS = ["anna has a cat", "bob sees two dogs", "a red house"]
@@ -69,7 +69,7 @@ def worker(server):
 def heard_until(server, end):
     """End it in the midst of a long answer; how many of its tokens the client had got."""
     heard = 0
-    with server.ask(PROMPTS[1], 900, **WARM, seed=5, stream=True, return_token_ids=True) as answer:
+    with ask(server.url, PROMPTS[1], 900, **WARM, seed=5, stream=True, return_token_ids=True) as answer:
         for line in answer:
             if line.startswith(b"data: {") and (choices := json.loads(line[6:]).get("choices")):
                 heard += len(choices[0].get("token_ids") or ())

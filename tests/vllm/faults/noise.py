@@ -22,22 +22,16 @@ def probabilities(logits, sampling):
 @fault(f"{SAMPLER}:generate_uniform_probs", "coins")
 def coins_of_a_request_shared(original, count, counts, generators, device):
     """All drafts of a request have one coin."""
-    coins, first = original(count, counts, generators, device), 0
-    for length in counts:
-        coins[first : first + length] = coins[first : first + 1]
-        first += length
-    return coins
+    coins = original(count, counts, generators, device)
+    return torch.cat([own[:1].expand(len(own)) for own in coins.split(counts)] or [coins])
 
 
 @fault(f"{SAMPLER}:generate_uniform_probs", "coins")
 def coins_of_requests_shared(original, count, counts, generators, device):
     """All requests of a step have the same coins."""
-    coins, first = original(count, counts, generators, device), 0
-    row = coins[: max(counts)].clone() if counts else coins
-    for length in counts:
-        coins[first : first + length] = row[:length] if len(row) >= length else coins[first : first + length]
-        first += length
-    return coins
+    coins = original(count, counts, generators, device)
+    row = coins[: max(counts, default=0)]
+    return torch.cat([row[: len(own)] if len(row) >= len(own) else own for own in coins.split(counts)] or [coins])
 
 
 def noise_of(q):
