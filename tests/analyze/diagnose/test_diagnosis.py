@@ -4,6 +4,7 @@ import dataclasses
 from itertools import count
 
 import pytest
+import torch
 
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.fields import FEATURES
@@ -122,6 +123,28 @@ def no_numbers(patch, engine):
         return made
 
     patch.setattr(DraftModel, "run_pass", spoiled)
+
+
+def first_pass_tells(patch, engine):
+    """Positions that are one high while decoding; in passes after the first, something that no mistake gives."""
+    run_pass = ModelDrafter.run_pass
+
+    def spoiled(self, *given):
+        is_later = bool(self.passes)
+        made = run_pass(self, *given)
+        noise = torch.arange(made.logits.shape[-1]).sin() / 5
+        return dataclasses.replace(made, logits=made.logits + noise) if is_later else made
+
+    FAULTS["high while decoding"].install(patch, engine)
+    patch.setattr(ModelDrafter, "run_pass", spoiled)
+
+
+def test_a_mistake_is_named_by_the_first_pass_where_later_ones_show_something_else(tmp_path):
+    setting = short("eagle chain")
+    fault = Fault("first pass", Cause.ROTARY_POSITIONS, first_pass_tells, "eagle chain")
+    found = diagnosed(record(setting, tmp_path / "capture.jsonl", fault), setting)
+    assert found.suspects[0].cause is Cause.ROTARY_POSITIONS
+    assert "one position too far" in found.suspects[0].for_[0]
 
 
 OF_STATE = (

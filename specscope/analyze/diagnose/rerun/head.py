@@ -135,6 +135,7 @@ FEEDS: dict[str, Feed] = {
 }
 TURNS: dict[str, Turned] = {
     "everything after the prompt one position too far": lambda at, prompt, drafted: at + (at >= prompt),
+    "everything fed while decoding one position too far": lambda at, prompt, drafted: at + (at > prompt),
     "drafted nodes one position too far": lambda at, prompt, drafted: at + int(drafted),
     "drafted nodes one position too near": lambda at, prompt, drafted: at - int(drafted),
     "no rotary positions": lambda at, prompt, drafted: at * 0.0,

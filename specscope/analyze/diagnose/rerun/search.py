@@ -166,11 +166,14 @@ class Match:
         return f"{self.same:,} of {self.total:,} (off by {self.mean:.2g} on average)"
 
 
-def compared(step: Step, logits: Mapping[int, Tensor], dtype: str, *, drafter: bool, known: int | None) -> Match:
-    """A step's parents. `logits` [V] at root and nodes; `known`: only so many first tokens can be chosen."""
+def compared(
+    step: Step, logits: Mapping[int, Tensor], dtype: str, *, drafter: bool, known: int | None, first: bool
+) -> Match:
+    """A step's parents. `logits` [V] at root and nodes; `known`: only so many first tokens can be chosen; `first`: of
+    the root alone, whose pass is the first."""
     match, allowed = Match(), max(LEAST, 2 * ROUNDING.get(dtype, ROUNDING["bfloat16"]))
     for parent, tokens, probs in recorded(step, drafter=drafter):
-        if parent not in logits:
+        if parent not in logits or (first and parent != ROOT):
             continue
         row = logits[parent].clone()
         row[len(row) if known is None else known :] = -np.inf
@@ -189,11 +192,13 @@ class Rerun:
     again: Any  # ModelAgain or HeadAgain
     case: Case
     drafter: bool
+    first: bool = False  # whether the first pass of a step is looked at alone
 
     def matches(self, steps: Begin, mistake: Mistake, back: int | None, *, every: bool = False) -> Iterator[Match]:
         """The last of these steps, or every one. `back`: the mistake is at work so many steps before; None: in all."""
         for step, rows in self.again.rows(steps, mistake, back, every=every):
-            yield compared(step, rows, self.case.dtype, drafter=self.drafter, known=mistake.known)
+            how = {"drafter": self.drafter, "known": mistake.known, "first": self.first}
+            yield compared(step, rows, self.case.dtype, **how)
 
     def last(self, steps: Begin, mistake: Mistake, back: int | None = None) -> Match:
         """The last of these steps."""
@@ -278,7 +283,9 @@ def _explained(asked: Rerun, known: Sequence[Mistake], first: Mapping[str, int])
             count = min(max(round(share * right.differ), 0), right.differ)
             line = f"{what} {name} at {match} parents, without it at {right}{where}"
             suspects.append(Suspect(cause, Proof.ROWS, (line,), visit.reference(), count, right.differ, rerun=True))
-    return suspects
+    if suspects or asked.first or not asked.drafter:
+        return suspects
+    return _explained(replace(asked, first=True), known, first)  # later passes may read what the first one wrote
 
 
 REDRAWN = 12  # whose draws are done again
