@@ -197,8 +197,8 @@ class Rerun:
     def matches(self, steps: Begin, mistake: Mistake, back: int | None, *, every: bool = False) -> Iterator[Match]:
         """The last of these steps, or every one. `back`: the mistake is at work so many steps before; None: in all."""
         for step, rows in self.again.rows(steps, mistake, back, every=every):
-            how = {"drafter": self.drafter, "known": mistake.known, "first": self.first}
-            yield compared(step, rows, self.case.dtype, **how)
+            dtype, known = self.case.dtype, mistake.known
+            yield compared(step, rows, dtype, drafter=self.drafter, known=known, first=self.first)
 
     def last(self, steps: Begin, mistake: Mistake, back: int | None = None) -> Match:
         """The last of these steps."""
