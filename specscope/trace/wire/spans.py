@@ -193,9 +193,10 @@ class Encoder:
         return values | written(own) | drawing
 
     def _pieces(self, tokens: Sequence[int]) -> list[str] | None:
-        """The bytes of tokens, reversibly; None where one is not known."""
+        """The bytes of tokens, reversibly; "" for one that has no text, such as a padding row's. None: all are so."""
         pieces = self.vocabulary.pieces
-        return [escape(pieces[token]) for token in tokens] if all(token in pieces for token in tokens) else None
+        texts = [escape(pieces[token]) if token in pieces else "" for token in tokens]
+        return texts if any(texts) else None
 
     def _engine_step(self, record: StepRecord) -> Span:
         trace, root = self._step(record.step)

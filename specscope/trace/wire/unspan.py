@@ -376,7 +376,7 @@ class Decoder:
             raise DamagedError(f"`specscope.parents`: {len(likeliest)} texts for {plural(len(named), 'token')}")
         pairs = zip(shown if span.text else (), span.text, strict=True)
         for token, text in (*pairs, *zip(named, likeliest, strict=True)):
-            if token not in pieces and len(pieces) < PIECES and self._text < TEXT:
+            if text and token not in pieces and len(pieces) < PIECES and self._text < TEXT:
                 pieces[token] = piece = unescaped(text, "specscope.tree.text", unescape)
                 self._text += len(piece)
         self.vocabulary.special.update(token for token in span.special if token in pieces)  # so it is bounded with them
