@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 CONNECTIONS = 1024  # in addition to those of waiting requests
 KEY = "SPECSCOPE_API_KEY"
 LARGEST_KEY = 2**16  # bytes of a file that holds one
-GRACE_SECONDS = 10.0  # of a server beside a screen, in addition to --shutdown-timeout, for what it saves
+GRACE_SECONDS = 30.0  # of a server beside a screen, beyond --shutdown-timeout: for imports and what it saves
 SHUTDOWN_SECONDS = 2.0  # with what follows (serve/server.py) a server stops within 5 s
 
 
