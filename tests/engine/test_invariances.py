@@ -59,7 +59,16 @@ EASY = {"together": {}, "together, ahead": {"ahead": True}, "back and on": {"bac
 ROWS = [*DRAFTERS, "same model", "dynamic model", "eagle-1", "own"]
 # Random drafters draft one token over and over; behind a norm of ones all features of the first EAGLE, and of modules,
 # are of one length
-REPEATING = ("draft tree", "p-eagle dynamic", "dflash", "dflash chain", "dflash dynamic", "mtp-3")
+REPEATING = (
+    "draft tree",
+    "p-eagle",
+    "p-eagle chain",
+    "p-eagle dynamic",
+    "dflash",
+    "dflash chain",
+    "dflash dynamic",
+    "mtp-3",
+)
 BUT = {row: {"placeholders"} for row in REPEATING} | {row: {"features fed"} for row in ("eagle-1", "mtp")}
 BUT["mtp-3"] |= {"features fed"}
 RARE = 5000  # compared tokens to each place where requests part: a near tie, whatever the ways that meet it
@@ -167,8 +176,12 @@ def proven(bench, engine, made, but):
     trial, found = judge(made.history, source="run"), bench.audit(engine, made.history)
     assert {finding.name for finding in trial.failed} <= but
     assert failed(found) == set()
-    no_judge = ("features fed" in but and engine.config.drafter == "eagle") or engine.config.is_own
-    assert found.exit is (Exit.NOT_JUDGED if no_judge else Exit.CONSISTENT)
+    exits = {Exit.NOT_JUDGED if engine.config.is_own else Exit.CONSISTENT}
+    if (
+        "features fed" in but and engine.config.drafter == "eagle"
+    ):  # which doubles rounding: it may be too much to judge
+        exits.add(Exit.NOT_JUDGED)
+    assert found.exit in exits
 
 
 @pytest.fixture(scope="module")
