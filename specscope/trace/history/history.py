@@ -106,7 +106,7 @@ class RequestHistory:
     @property
     def engine_steps(self) -> list[int]:
         """The position in History.steps of each of `steps`."""
-        return self.totals.positions if self.sums is None else []
+        return self.totals.positions if self.sums is None else self.totals.positions[1:]  # that of `sums` is first
 
     @property
     def acceptance(self) -> Acceptance:
@@ -119,7 +119,7 @@ class RequestHistory:
 
     def count_at(self, position: int) -> int:
         """How many of `steps` it had made by a position in History.steps."""
-        return self.totals.count(position) if self.sums is None else 0
+        return max(self.totals.count(position) - (self.sums is not None), 0)
 
     def acceptance_at(self, position: int) -> Acceptance:
         return self.totals.upto(position)
