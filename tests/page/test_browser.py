@@ -11,8 +11,16 @@ import pytest
 from specscope.page.write import PageRun, write_page
 from specscope.trace.wire.reading import read_capture
 from tests.page.hostile import BAD, hostile
+from tests.waiting import until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install -e '.[dev]'")
+
+
+def comes(page, expression):
+    """Wait until this is true. Playwright's own wait evaluates it on the page, whose policy forbids that."""
+    until(lambda: page.evaluate(expression))
+
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 ROOT = Path(__file__).parents[2]
@@ -83,10 +91,10 @@ def test_open_search_and_click_a_token(pages, tab):
     page.wait_for_selector(".hits button")
     assert "utumn" in text(page, ".hits li:first-child mark")
     page.keyboard.press("Enter")
-    page.wait_for_function("location.hash.startsWith('#r2@')")
+    comes(page, "location.hash.startsWith('#r2@')")
     page.locator(".output .token").nth(3).click()
     step = page.locator(".output .token").nth(3).get_attribute("title").rsplit(" ", 1)[1]
-    page.wait_for_function(f"location.hash === '#r2@{step}'")
+    comes(page, f"location.hash === '#r2@{step}'")
     assert f"Step {step}" in text(page, ".panel.step h2")
 
 
@@ -96,11 +104,11 @@ def test_by_keyboard_to_a_rejection_and_a_link_to_it(pages, tab, browser):
     page.keyboard.press("n")
     page.wait_for_selector(".tree .rejected")
     page.keyboard.press("ArrowDown")
-    page.wait_for_function("/#r1@\\d+\\/\\d+$/.test(location.hash)")
+    comes(page, "/#r1@\\d+\\/\\d+$/.test(location.hash)")
     name, why = text(page, ".node header span"), text(page, ".node .why")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.keyboard.press("y")
-    page.wait_for_function("document.querySelector('output').textContent === 'copied'")
+    comes(page, "document.querySelector('output').textContent === 'copied'")
     link = page.evaluate("navigator.clipboard.readText()")
     other = tab(link)
     other.wait_for_selector(".node")
@@ -114,13 +122,13 @@ def test_by_keyboard_to_a_rejection_and_a_link_to_it(pages, tab, browser):
 def test_escape_leaves_the_filter_and_all_requests(pages, tab):
     page = tab(f"{pages['sampled']}#r0@3")
     page.keyboard.press("/")
-    page.wait_for_function("document.activeElement.id === 'filter'")
+    comes(page, "document.activeElement.id === 'filter'")
     page.keyboard.type("zebra")
     page.wait_for_selector("text=no request fits the filter")
     page.keyboard.press("Escape")
-    page.wait_for_function("document.querySelectorAll('.requests .row').length === 3")
+    comes(page, "document.querySelectorAll('.requests .row').length === 3")
     page.keyboard.press("n")
-    page.wait_for_function("location.hash === '#r0@4'")
+    comes(page, "location.hash === '#r0@4'")
     assert page.locator("#filter").input_value() == ""
 
 
@@ -151,9 +159,9 @@ def test_where_two_runs_part(pages, tab):
     assert page.locator(".side .tree").count() == 2
     assert "the outputs part at token" in text(page, ".panel.request")
     page.keyboard.press("n")
-    page.wait_for_function("/^#\\/pairs\\/[12]$/.test(location.hash)")
+    comes(page, "/^#\\/pairs\\/[12]$/.test(location.hash)")
     page.get_by_role("link", name="Open B at this step").click()
-    page.wait_for_function("location.hash.startsWith('#B:')")
+    comes(page, "location.hash.startsWith('#B:')")
 
 
 SIZES = [(width, scheme) for width in (360, 1280, 2560) for scheme in ("light", "dark")]
@@ -168,9 +176,7 @@ def test_every_view_fits_and_is_accessible(width, scheme, pages, tab):
     shots = os.environ.get("SPECSCOPE_SCREENSHOTS")
     for number, address in enumerate([*(pages["sampled"] + view for view in VIEWS), f"{pages['compared']}#/pairs/0"]):
         page = tab(address, width, 900, scheme)
-        page.wait_for_function(
-            "!document.body.textContent.includes('…\\n') && document.querySelector('main').childElementCount"
-        )
+        comes(page, "!document.body.textContent.includes('…\\n') && document.querySelector('main').childElementCount")
         page.wait_for_timeout(0)
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
         assert page.evaluate("document.documentElement.scrollWidth") <= width
