@@ -184,8 +184,9 @@ class Passes:
         known = _likeliest(pair for each in self.rounded for pair in _of_head(head, *each))
         head.to(torch.float32)
         scores = (pair for each, _ in self.rounded for pair in _of_head(head, each, self.features[each.request]))
-        least = 4 * ROUNDING["float32"] * HEAD_LEAST if self.run.dtype == "float32" else 0.0
-        self.draft_slack = max(least, _slack(self.run.dtype, known, scores, HEAD_SAFETY))
+        self.draft_slack = _slack(self.run.dtype, known, scores, HEAD_SAFETY)
+        if self.run.dtype == "float32" and head.mask_token is None:  # levels, each fed what the one above it gave
+            self.draft_slack = max(4 * ROUNDING["float32"] * HEAD_LEAST, self.draft_slack)
         rows = lambda each: _drafted(head, each, self.features[each.request])  # noqa: E731
         self._each(DrafterJudge, self.plans, self.forms, self.draft_slack, rows)
         return ""
