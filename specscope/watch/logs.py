@@ -1,7 +1,8 @@
 """Log lines to intervals: a reader for each engine's form, and one of each for every writer of a log.
 
 What stands before an engine's own part of a line says who wrote it (`kubectl logs --prefix`, stern, compose, swarm,
-`srun -l`, Ray, llama.cpp's router, grep): its lines are those of another engine. Times there are not a name.
+`srun -l`, mpirun, Ray, llama.cpp's router, grep), or the line that `tail a b` puts above those of a file: its lines are
+those of another engine. Times there are not a name.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _NO_NAME = re.compile(
     r"|\[ *\d+\.\d+\]|\[\d+\](?=:)|\b(?:DEBUG|INFO|WARNING|ERROR)\b|\bvllm(?:\.\w+)+|\[?\b\w+\.py:\d+\]?"
     r"|\bstd(?:out|err)\b(?: [FP]\b)?|^\s*\d+\t|(?:^|:)\d+[:-]$"
 )
-_MARKS = re.compile(r"[\[\](){}|]|(?<!\S)[-:]|[-:](?!\S)")  # around a name
+_MARKS = re.compile(r"[\[\](){}<>|]|(?<!\S)[-:]|[-:](?!\S)")  # around a name
+_FILE = re.compile(r"==> (.{1,500}) <==\s*$")  # above the lines of each file, by tail
 _PROCESS = re.compile(r"\((\w{1,80}) pid=(\d{1,12})\)")  # of vLLM
 LONGEST_PREFIX = 500  # characters
 TEXTS = ("log", "message", "msg", "MESSAGE")  # of a line of JSON, what was written
@@ -79,7 +81,7 @@ class Log:
 
     def __init__(self, form: type[LogReader], now: datetime, tail: list[str]) -> None:
         self.words = form.words
-        self._form, self._now, self._tail = form, now, tail
+        self._form, self._now, self._tail, self._file = form, now, tail, ""
         self._writers: dict[tuple[str, str], tuple[str, str, LogReader]] = {}
         self._made_up: set[str] = set()  # those before whose lines it stands
 
@@ -90,15 +92,18 @@ class Log:
     def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:
         """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
         self._now = now or self._now
+        if match := _FILE.match(line):
+            self._file = f"{match[1]} "
         if not any(mark in line for mark in self._form.marks):
             return []
-        before, line = self._split(line)
+        within, line = self._split(line)
+        before = f"{self._file}{within}".strip()
         if self._form.synthetic.search(line):
             self._made_up.add(before)
         process = match[0] if (match := _PROCESS.match(line)) else ""
         if (before, process) not in self._writers:
             make_room(self._writers, (before, process))
-            tail = [text for each, text in map(self._split, self._tail) if each == before]
+            tail = [text for each, text in map(self._split, self._tail) if each == within]
             is_other = match and match[1] == "APIServer" and any(name == before for name, _ in self._writers)
             name = f"pid {match[2]}" if match and is_other else ""
             self._writers[before, process] = before, name, self._form(self._now, tail)

@@ -162,6 +162,8 @@ WRITERS = {
     "compose": (f"\x1b[36mvllm-{{}}  |\x1b[0m {OWN}", "vllm-{} 000"),
     "swarm": (f"s_vllm.{{}}.abc@node    | {OWN}", "s_vllm.{}.abc@node 000"),
     "srun -l": (f"{{}}: {OWN}", "{} 000"),
+    "mpirun": (f"[1,{{}}]<stderr>: {OWN}", "1,{} 000"),
+    "tail of files": (f"==> {{}}.log <==\n{OWN}", "{}.log 000"),
     "Ray": ("(ServeReplica:default:LLM pid=1{}, ip=10.0.0.1) ", "ServeReplica:default:LLM pid=1{}, ip=10.0.0.1 000"),
     "journald": (f"Nov 26 10:00:10 host{{}} vllm[12]: {OWN}", "host{} vllm 000"),
     "grep": (f"{{}}.log:12:{OWN}", "{}.log 000"),
