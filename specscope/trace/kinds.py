@@ -180,11 +180,9 @@ _PROTOBUF = re.compile(
     + rb"(?:[\x12\x1a]%b[\n\x12\x1ah]|(?:\n%b){2}(?:\n%b[\w./-]{1,250}\x12|\x12))" % (_SIZE, _SIZE, _SIZE)
     + rb"|[\x00\x01][\x00-\xff]{3}(?:\x28\xb5\x2f\xfd|\{\s*\"resourceSpans\")"
 )
-# After `[` comes a JSON value or an end: no log line (`[53409] ...`, `[1,0]<stderr>: ...`) and no prompt (`[INST] ...`)
-# begins so.
+# After `[` comes a JSON value or an end. No prompt (`[INST] ...`) and no log line (`[53409] ...`, `[1,0]<err>`) is so.
 _JSON = re.compile(
-    r'\ufeff?\s*(?:\{|(?!\[[\d, ]*+\][ \t]*+\S)\[\s*(?:["\[{\]]|\Z|'
-    r'(?:-?\d[\d.eE+-]*|true|false|null)\s*(?:,|\Z|\][ \t]*(?:[\r\n]|\Z))))'
+    r'(?m)\ufeff?\s*(?:\{|\[\s*(?:["\[{\]]|\Z|(?:-?\d[\d.eE+-]*|true|false|null)\s*(?:,(?![\d, ]*\]\S)|\Z|\]\s*?$)))'
 )
 _KEY_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]:]')
 
