@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (688, 320),
     "bench, train": (0, 0),
     "top level": (885, 600),
-    "all": (70102, 64500),
+    "all": (70107, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
