@@ -101,38 +101,36 @@ def reading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """What updates a progress bar with what is done and of how much.
-
-    Where no terminal is, a line now and then, from a thread: a model that loads or a search reports nothing for long.
-    """
-    if sys.stderr.isatty():
-        with terminal_bar(text_console(error=True), "loading", None) as update:
-            yield lambda what, done, total: update(description=what, completed=done, total=total)
-        return
-    ended, began, now = threading.Event(), time.monotonic(), ["loading"]
-
-    def lines() -> None:
-        while not ended.wait(EVERY):
-            click.echo(f"{time.monotonic() - began:.0f} s: {now[0]}", err=True)
-
-    def tell(what: str, done: int, total: int) -> None:
-        now[0] = f"{what}, {done:,} of {total:,}" if total > 1 else what
-
-    threading.Thread(target=lines, daemon=True).start()
-    try:
-        yield tell
-    finally:
-        ended.set()
+    """What updates a bar with what is done and of how much."""
+    with terminal_bar(text_console(error=True), "loading", None) as update:
+        yield lambda what, done, total: update(description=what, completed=done, total=total)
 
 
 @contextmanager
 def terminal_bar(console: Console, what: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """A bar on the terminal, and what changes it; nothing is drawn where standard error is none."""
-    text = TextColumn("{task.description}", markup=False)
-    columns = SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text
-    is_drawn = sys.stderr.isatty()
-    with Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not is_drawn) as bar:
-        yield functools.partial(bar.update, bar.add_task(what, total=total))
+    """A bar on the terminal, and what changes it.
+
+    Where no terminal is, a line now and then, from a thread: a model that loads or a search reports nothing for long.
+    """
+    columns = SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    text, is_drawn = TextColumn("{task.description}", markup=False), sys.stderr.isatty()
+    bar = Progress(*columns, text, console=console, transient=True, refresh_per_second=4, disable=not is_drawn)
+    ended, began = threading.Event(), time.monotonic()
+
+    def lines() -> None:
+        while not ended.wait(EVERY):
+            task = bar.tasks[0]
+            count = f", {task.completed:,} of {task.total:,}" if (task.total or 0) > 1 else ""
+            click.echo(f"{time.monotonic() - began:.0f} s: {task.description}{count}", err=True)
+
+    with bar:
+        update = functools.partial(bar.update, bar.add_task(what, total=total))
+        if not is_drawn and not console.quiet:
+            threading.Thread(target=lines, daemon=True).start()
+        try:
+            yield update
+        finally:
+            ended.set()
 
 
 def print_json(value: Mapping[str, Any]) -> None:

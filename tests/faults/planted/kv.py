@@ -43,6 +43,17 @@ def by_index(segment, pending, tree):
     segment.positions[pending:] = segment.context + pending + np.arange(len(tree))
 
 
+def depth_twice(segment, pending, tree):
+    """A node's depth counts twice."""
+    segment.positions[pending:] = segment.context + pending - 1 + 2 * tree.depth
+
+
+def parents_alone(segment, pending, tree):
+    """Of its ancestors in the tree a node sees its parent alone."""
+    near = tree.depth[:, None] - tree.depth < 2
+    segment.mask[pending:, pending:] = tree.ancestors & near
+
+
 def at_the_root(segment, pending, tree):
     """Every node has the position of the first level."""
     segment.positions[pending:] = segment.context + pending
@@ -144,6 +155,8 @@ FAULTS = [
     Fault("mask shows siblings", Cause.MASK_SIBLINGS, changed_segment(sees_siblings), "model tree", rare=30),
     Fault("mask is causal", Cause.MASK_SIBLINGS, changed_segment(causal), "eagle tree warm"),
     Fault("positions by index", Cause.ROTARY_POSITIONS, changed_segment(by_index), "model tree warm"),
+    Fault("parents alone", Cause.MASK_SIBLINGS, changed_segment(parents_alone), "model chain"),
+    Fault("depth twice", Cause.ROTARY_POSITIONS, changed_segment(depth_twice), "model chain"),
     Fault("positions all alike", Cause.ROTARY_POSITIONS, changed_segment(at_the_root), "eagle chain"),
     Fault("chunks from zero", Cause.TARGET_KV, chunks_from_zero, "model chain chunks", rare=0),
     Fault("KV not moved", Cause.TARGET_KV, left_where_it_lay, "model tree"),

@@ -50,6 +50,14 @@ def as_it_is(p, token, q):
     return (host.Residual(left) if mass > 0 else p), mass
 
 
+def only_zeroed(p, token, q):
+    """p without the draft, as if that had not been drawn."""
+    left = p.row.clone()
+    left[token] = 0
+    mass = float(left.sum())
+    return (host.Residual(left / mass) if mass > 0 else p), mass
+
+
 def unchanged(p, token, q):
     """p again: nothing is subtracted."""
     return p, 1.0
@@ -262,6 +270,7 @@ def likeliest_left(draw_final, self, batch, tree, left):
 p_again = tried(final=lambda whole, p, q: whole)
 TREE, CHAIN, HOT = "early tree warm", "early chain warm", "early chain hot"
 FAULTS = [
+    Fault("residual only zeroed", Cause.RESIDUAL_NOT_RENORMALISED, tried(reject=only_zeroed), CHAIN, rare=60),
     Fault("residual as it is", Cause.RESIDUAL_NOT_RENORMALISED, tried(reject=as_it_is), TREE),
     Fault("nothing subtracted", Cause.RESIDUAL_NOT_RENORMALISED, tried(reject=unchanged), TREE),
     Fault("final from p", Cause.FINAL_NOT_RESIDUAL, p_again, TREE),

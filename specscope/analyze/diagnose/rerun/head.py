@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -70,12 +71,20 @@ class HeadMistake:
     tokens: Callable[[Tensor], Tensor] = lambda d2t: d2t
     fed: Fed = lambda along: along.contexts.text
     known: int | None = None  # the head chooses among this many first tokens only
+    own: float = 1.0  # what the head made at a node's parent, times this
+    skipped: str = ""  # the end of the names of norms that are left out
+    flipped: str = ""  # a key of the config that is taken the other way round
     by_slot: bool = False  # a branch of the tree reads its own slots, also where it began at another branch's node
     # Of a target's modules
     joined: Joined = lambda norm, token, state: (norm("enorm", token), norm("hnorm", state))
     final: bool = True  # whether the norm after the layer is there
     order: Callable[[int, int], int] = lambda module, count: module  # which module runs in a module's place
     is_older: bool = False  # whether a module is fed what the one before it was fed
+
+    @property
+    def is_of_parts(self) -> bool:
+        """Whether a head's parts are put together by mistake: then it is at work all along."""
+        return bool(self.skipped or self.flipped)
 
 
 def _from(along: Along, places: Tensor) -> Tensor:
@@ -96,6 +105,16 @@ def _of_nodes(along: Along) -> Tensor:
     for step, i, place in along.accepted:
         if (nodes := along.nodes.get(step.part.index)) is not None:
             features[place] = along.fed(nodes[i + 1])
+    return features
+
+
+def _of_the_step_before(along: Along) -> Tensor:
+    """What a step's root and accepted tokens should have: those of the first rows of the step before."""
+    features = along.features.clone()
+    for before, step in pairwise(along.steps):
+        rows = along.nodes.get(before.part.index, ())[: len(step.verdict.path) + 1]
+        for i, states in enumerate(rows[: len(features) - step.after + 1]):
+            features[step.after - 1 + i] = along.fed(states)
     return features
 
 
@@ -120,6 +139,7 @@ FEEDS: dict[str, Feed] = {
     "the features of two positions before": lambda along: _from(along, along.places - 2),
     "the features of the next position": lambda along: _from(along, along.places + 1),
     "the features of the tree's first nodes for the accepted ones": _of_nodes,
+    "the features of the step before": _of_the_step_before,
     "no features at all": lambda along: 0 * along.features,
     "no features of accepted tokens": lambda along: _without(along, [place for _, _, place in along.accepted]),
     "no features of the prompt": lambda along: _without(along, slice(along.steps[0].after - 1)),
@@ -149,11 +169,17 @@ MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "the vocabulary offset added twice": lambda d2t: (2 * d2t - torch.arange(len(d2t))).clamp(max=int(d2t.max())),
     "no vocabulary map": lambda d2t: torch.arange(len(d2t)),
 }
+NORMS = ("hidden_norm", "input_layernorm", "post_attention_layernorm", "input_norm", "norm")
+FLAGS = ("norm_before_residual", "norm_output")
 BASES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 RIGHT = HeadMistake("as it should be", Cause.DRAFTER_FED)
 MISTAKES = (
     *(HeadMistake(name, Cause.DRAFTER_FED, feed=feed) for name, feed in FEEDS.items()),
     HeadMistake("each branch reading its own slots instead of its ancestors'", Cause.DRAFTER_KV, by_slot=True),
+    HeadMistake(
+        "each feature's own token, not the next", Cause.DRAFTER_FED, fed=lambda along: [0, *along.contexts.text]
+    ),
+    HeadMistake("no state of its own below the root", Cause.DRAFTER_FED, own=0.0),
     HeadMistake(
         "the prompt's last token fed after each prefill chunk, not the next token",
         Cause.DRAFTER_FED,
@@ -161,6 +187,8 @@ MISTAKES = (
     ),
     *(HeadMistake(name, Cause.ROTARY_POSITIONS, turned=turned) for name, turned in TURNS.items()),
     *(HeadMistake(name, Cause.DRAFT_VOCABULARY, tokens=tokens) for name, tokens in MAPS.items()),
+    *(HeadMistake(f"{name} left out", Cause.DRAFTER_BUILT, skipped=f".{name}") for name in NORMS),
+    *(HeadMistake(f"{name} the other way round", Cause.DRAFTER_BUILT, flipped=name) for name in FLAGS),
     *(HeadMistake(f"a rotary base {base:g} times as large", Cause.ROTARY_POSITIONS, base=base) for base in BASES),
 )
 
@@ -176,16 +204,26 @@ class MovedHead(Head):
 
     def can_run(self, mistake: HeadMistake, back: int | None) -> bool:
         """Whether it can be run so. What leaves the last layer is not known by layers."""
-        return all(isinstance(layer, int) for layer in self.layers)
+        known = all(isinstance(layer, int) for layer in self.layers) and (back is None or not mistake.is_of_parts)
+        return known and any(f".{name}".endswith(f"{mistake.skipped}.weight") for name in self.weights)
 
     @contextmanager
     def under(self, mistake: HeadMistake) -> Iterator[None]:
         """A mistake is at work meanwhile."""
-        self.mistake = mistake
+        self.mistake, config = mistake, self.config
+        self.config = config | ({mistake.flipped: not config.get(mistake.flipped)} if mistake.flipped else {})
         try:
             yield
         finally:
-            self.mistake = RIGHT
+            self.mistake, self.config = RIGHT, config
+
+    def fed_back(self, hidden: Tensor) -> Tensor:
+        """What the head made, as it is fed below."""
+        return super().fed_back(hidden) * self.mistake.own
+
+    def _normed(self, name: str, x: Tensor) -> Tensor:
+        skipped = self.mistake.skipped
+        return x if skipped and f".{name}".endswith(skipped) else super()._normed(name, x)
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
         places, half = self.mistake.turned(positions, self.prompt, self._drafted), self.size // 2
@@ -258,11 +296,13 @@ class HeadAgain:
         if not head.can_run(mistake, back):
             return
         notes, at_work, along = steps[-1 - (back or 0)].part.notes, None, self._known(steps)
-        features = mistake.feed(along)
+        features, text = mistake.feed(along), mistake.fed(along)
         if back is not None:
             at_work = frozenset[int]() if notes is None else frozenset(notes.fed_position.tolist())
             wrong = torch.tensor([place in at_work for place in range(len(along.features))])[:, None]
             features = torch.where(wrong, features, along.features)
+            pairs = enumerate(zip(along.contexts.text, text, strict=False))
+            text = [other if place - 1 in at_work else token for place, (token, other) in pairs]
         # The pair of slot t holds the token at t + 1: the prompt's own end one slot before its last token
         head.prompt, head.at_work, head.tokens = along.contexts.prompt_len - 1, at_work, mistake.tokens(self.tokens)
         judged = {step.part.index: step for step in (steps if every else steps[-1:])}
@@ -275,7 +315,7 @@ class HeadAgain:
         ]
         rows: dict[int, target.Rows] = {index: {} for index in judged}
         with head.under(mistake):
-            for some, logits in head.rows(replace(along.contexts, text=mistake.fed(along)), features, asked):
+            for some, logits in head.rows(replace(along.contexts, text=text), features, asked):
                 for (audited, node), row in zip(some, logits, strict=True):
                     rows[audited.part.index][node] = row
         head.tokens, head.at_work = self.tokens, None

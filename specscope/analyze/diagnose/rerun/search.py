@@ -290,12 +290,13 @@ def _explained(asked: Rerun, known: Sequence[Mistake], first: Mapping[str, int])
 
 REDRAWN = 12  # whose draws are done again
 FEWEST_DRAWS = 20  # draws: fewer say nothing
+FREQUENT = 0.05  # of the draws: fewer are no sign
 BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that token
 HOPELESS = 0.25  # where rounding may move that border by more, a draw says nothing
 
 
 def shared_noise(session: JudgedCase) -> list[Suspect]:
-    """Recovered tokens that do not follow from the residual."""
+    """Recovered tokens, and masses, that do not follow from the residual."""
     case, run = session.case, session.case.history.run
     steps = [
         step
@@ -307,8 +308,10 @@ def shared_noise(session: JudgedCase) -> list[Suspect]:
         return []
     names = list(dict.fromkeys(step.request for step in steps))
     chosen = {*names[:: max(1, len(names) // REDRAWN)][:REDRAWN]}
-    steps, total, others, likeliest = [step for step in steps if step.request in chosen], 0, list[Step](), list[float]()
+    steps = [step for step in steps if step.request in chosen]
+    total, others, masses, likeliest = 0, list[Step](), list[Step](), list[float]()
     of_p, of_q = (_rows(case, session.models, what, steps) for what in "pq")
+    allowed = max(LEAST, 2 * ROUNDING.get(run.dtype, ROUNDING["bfloat16"]))
     for step in steps:
         p, q, token = of_p.get(step.key, {}), of_q.get(step.key, {}), step.verdict.token
         if not {ROOT, *step.verdict.path.tolist()} <= p.keys() & q.keys():
@@ -317,13 +320,20 @@ def shared_noise(session: JudgedCase) -> list[Suspect]:
         mass = min((figure.right for figure in found.figures if figure.what == "residual_mass"), default=1.0)
         rounding = ROUNDING.get(run.dtype, ROUNDING["bfloat16"]) / max(mass, 1e-9) ** len(step.rejected_last)
         decided = all(not figure.differs for figure in found.figures if figure.what in ("outcome", "kind"))
+        off = max((figure.error for figure in found.figures if figure.what == "residual_mass"), default=0.0)
+        masses += [step] if decided and off > max(allowed, rounding) else []
         if found.left is None or not decided or rounding >= HOPELESS or found.left.value[token] < 1e-9:
             continue  # what could not be drawn at all has another cause
         (low, high), border, total = interval_of(found.left.value, token), max(rounding, BORDER), total + 1
         others += [] if low - border <= step.verdict.final_coin <= high + border else [step]
         top = found.left.value >= found.left.value.max() - rounding
         likeliest += [min(float(found.left.value[top].sum()), 1.0)] if top[token] else []
-    if len(others) <= max(2, 0.05 * total):
+    if len(masses) > max(2, FREQUENT * len(steps)):
+        count = f"{len(masses):,} of {plural(len(steps), 'step')}"
+        line = f"the recorded mass of the residual is not that of max(p - q, 0) in {count} with a recovered token"
+        counts, at = (len(masses), len(masses)), masses[0].reference()
+        return [Suspect(Cause.RESIDUAL_NOT_RENORMALISED, Proof.ROWS, (line,), at, *counts, rerun=True)]
+    if len(others) <= max(2, FREQUENT * total):
         return []
     if len(likeliest) == total and math.fsum(map(math.log, likeliest)) <= LOG_CHANCE:
         line = f"the recovered token is the residual's likeliest in all of {total:,} draws: no coin draws it"

@@ -76,6 +76,7 @@ MASKS: dict[str, Mask] = {
     "whose parents are one node too early": lambda tree: _other_parents(tree, -1),
     "whose parents are one node too late": lambda tree: _other_parents(tree, 1),
     "hides the nodes from one another": lambda tree: np.eye(len(tree), dtype=np.bool_),
+    "hides a node's ancestors but for its parent": lambda tree: tree.ancestors & (tree.depth[:, None] - tree.depth < 2),
 }
 PLACE, KV = Cause.ROTARY_POSITIONS, Cause.TARGET_KV
 RIGHT = TreeMistake("as it should be", KV)
@@ -88,6 +89,7 @@ MISTAKES = (
     TreeMistake("every node at the first level's position", PLACE, depth=lambda tree: np.ones_like(tree.depth)),
     TreeMistake("every node one position too far", PLACE, depth=lambda tree: tree.depth + 1),
     TreeMistake("every node at its parent's position", PLACE, depth=lambda tree: tree.depth - 1),
+    TreeMistake("every node's depth counted twice", PLACE, depth=lambda tree: 2 * tree.depth),
     TreeMistake(
         "every token one position too far while decoding",
         PLACE,
