@@ -101,10 +101,10 @@ def judge_file(file: str, rule: str | None, alpha: float, *, as_json: bool) -> M
     if not as_json:
         console = text_console()
         warn(*notes)
-        for check in found.checks:
+        for place, check in enumerate(found.checks):
             render_check(check, file, console)
-        for number, words in found.impossible[1:MOST_SHOWN]:
-            console.print(Text(f"    call {number}: {words}"), soft_wrap=True)
+            for number, words in () if place else found.impossible[1:MOST_SHOWN]:  # the first is that check's example
+                console.print(Text(f"    call {number}: {words}"), soft_wrap=True)
         if found.fits:
             for name, words in found.refuted.items():
                 console.print(Text(f"not {name}: {words}"), soft_wrap=True)

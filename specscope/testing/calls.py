@@ -165,15 +165,11 @@ def _overrun(at: int, p: Doubles, q: Doubles, token: int) -> Doubles:
     return left
 
 
-def _likeliest(call: VerifyCall) -> Doubles:
-    return argmax(call.p[call.accepted])
-
-
 LOSSLESS: Mapping[str, Law] = {
     STANDARD: Law(),
     MATCH: Law(lambda p, q, d: p[d], lambda p, q, d: np.where(one_hot(p, d), 0, p), by_coins=False),
     BLOCK: Law(ahead=True),
-    GREEDY: Law(lambda p, q, d: p.argmax() == d, argmax, _likeliest),
+    GREEDY: Law(lambda p, q, d: p.argmax() == d, argmax, lambda call: argmax(call.p[call.accepted])),
 }
 MISTAKES: Mapping[str, Law] = {
     "drafts are accepted where p > q": Law(lambda p, q, d: p[d] > q[d]),
@@ -188,7 +184,7 @@ MISTAKES: Mapping[str, Law] = {
     "the residual is not renormalised: beyond its mass it gives token 0": Law(left=partial(_overrun, 0)),
     "the bonus token is drawn from q": Law(bonus=lambda call: call.row(call.accepted - 1)[1]),
     "the bonus token is drawn from the previous row of p": Law(bonus=lambda call: call.row(call.accepted - 1)[0]),
-    "the bonus token is the argmax of p": Law(bonus=_likeliest),
+    "the bonus token is the argmax of p": Law(bonus=lambda call: argmax(call.p[call.accepted])),
     "p is taken from the next row": Law(off=(1, 0)),
     "p is taken from the previous row": Law(off=(-1, 0)),
     "q is taken from the next row": Law(off=(0, 1)),
@@ -196,6 +192,8 @@ MISTAKES: Mapping[str, Law] = {
 }
 
 ALPHA = 0.01  # how often a sampler without a mistake may be found guilty by chance
+MOST = 0.9  # of the calls: a mistake that gives so many is named
+UNLIKELY = -20.0  # the log-likelihood of an output that cannot be, where mistakes are held against each other
 NOT_DRAWN = 1e-3  # p-value below which drafts are taken not to be drawn from q
 NO_SUM = {GREEDY: "its tokens are not drawn", BLOCK: "the number of tokens depends on the tokens"}  # of the output
 WORDS = {
@@ -213,7 +211,8 @@ class CallsJudged:
     drafts: int
     fits: tuple[str, ...]  # the rules that give these outputs
     refuted: Mapping[str, str]  # of the other rules that were asked for, what first shows that they do not
-    mistake: str  # what gives them best, where none does; "" where no known mistake gives them all
+    mistake: str  # what gives them best, where none does; "" where no known mistake gives nearly all
+    given: int  # calls that it gives
     checks: tuple[Finding, ...]  # of the first of these rules, or else of the first that was asked for
     impossible: tuple[tuple[int, str], ...]  # (a call, what cannot be) under that rule
 
@@ -229,8 +228,9 @@ class CallsJudged:
             more = "" if tested else "; too few to test how the output is distributed"
             return f"consistent with {' and with '.join(self.fits)}: {counts}{more}"
         failed = ", ".join(check.name for check in self.checks if check.result is CheckResult.FAILED)
-        looks = f"as if {self.mistake}" if self.mistake else "no known mistake gives these outputs"
-        return f"NOT CONSISTENT ({failed}): {looks}; {counts}"
+        some = f" in {self.given:,} of " if self.given < self.calls else "; "
+        looks = f"as if {self.mistake}{some}" if self.mistake else "no known mistake gives these outputs; "
+        return f"NOT CONSISTENT ({failed}): {looks}{counts}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
@@ -254,11 +254,12 @@ def judge_calls(calls: Sequence[VerifyCall], rule: str | None = None, alpha: flo
     fits = tuple(name for name in found if name not in refuted)
     shown = next(iter([*fits, *found]))
     wrong = tuple((number, LOSSLESS[shown].judge(calls[number])[1]) for number in found[shown][0].wrong.tolist())
-    likely = {} if fits else {name: float(logs.sum()) for name, logs in under.items()}
+    likely = {} if fits else {name: float(np.maximum(logs, UNLIKELY).sum()) for name, logs in under.items()}
     mistake = max(likely, key=likely.__getitem__, default="")
-    mistake = mistake if likely.get(mistake, -math.inf) > -math.inf else ""
+    given = int(np.isfinite(under[mistake]).sum()) if mistake else 0
+    mistake = mistake if given >= MOST * len(calls) else ""
     drafts = sum(len(call.drafted) for call in calls)
-    return CallsJudged(len(calls), drafts, fits, refuted, mistake, tuple(found[shown]), wrong)
+    return CallsJudged(len(calls), drafts, fits, refuted, mistake, given, tuple(found[shown]), wrong)
 
 
 def _checks(rule: str, calls: Sequence[VerifyCall], under: Mapping[str, Doubles], alpha: float) -> list[Finding]:
@@ -267,7 +268,9 @@ def _checks(rule: str, calls: Sequence[VerifyCall], under: Mapping[str, Doubles]
     `under`: the log-likelihoods of the outputs, by mistake.
     """
     logs, why_not = zip(*map(LOSSLESS[rule].judge, calls), strict=True)
-    first = Finding("possible outputs", CheckResult.PASSED, f"{rule} can give every output", len(calls), unit="call")
+    first = Finding(
+        "possible outputs", CheckResult.PASSED, f"the rule {rule} can give each output", len(calls), unit="call"
+    )
     if len(wrong := np.flatnonzero(np.array(why_not) != "")):
         detail = f"call {wrong[0]}: {why_not[wrong[0]]}"
         first = replace(first, result=CheckResult.FAILED, failed=len(wrong), wrong=wrong, detail=detail)
@@ -309,15 +312,12 @@ def _families(rule: str, calls: Sequence[VerifyCall]) -> list[Family]:
     decided = Sum.of((np.array(accepted) - chance)[free], (chance * (1 - chance))[free], 1.0, np.full(len(free), -1))
     as_often = f"drafts are accepted as often as {rule} predicts"
     by_coins = "the coins decide each draft" if len(chance) and not len(free) else FEW
-    made = [Family("acceptance", as_often, {"": decided}, SHARE, _nowhere, by_coins)]
+    nowhere: Callable[[int], Reference] = lambda _: Reference("", 0, 0)  # noqa: E731
+    made = [Family("acceptance", as_often, {"": decided}, SHARE, nowhere, by_coins)]
     for name, about in WORDS.items():
         skipped = lacking if name == "emitted surprisal" else ""
-        made.append(Family(name, about, {} if skipped else {"": sums[name]}, NATS, _nowhere, skipped or FEW))
+        made.append(Family(name, about, {} if skipped else {"": sums[name]}, NATS, nowhere, skipped or FEW))
     return made
-
-
-def _nowhere(_: int) -> Reference:
-    return Reference("", 0, 0)
 
 
 def _surprisal(drawn: Sequence[tuple[Doubles, int]]) -> Sum:
@@ -343,6 +343,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "temperature": ("temperatures",),
 }
 SPELLED = {one: name for name, others in NAMES.items() for one in (name, *others)}
+OVER_TOKENS = ("p", "logits", "q", "draft_logits")
 ROWS, IDS, COINS = ("p", "q"), ("drafted", "output", "counts"), ("coin", "final_coin")
 OF_TREES = re.compile("tree|retrie?ve?_|sibling|parent")  # in the names of what only trees have
 BY_CALL = ("output", "final_coin", "temperature", "counts")  # also where calls are packed
@@ -351,6 +352,11 @@ BY_CALL = ("output", "final_coin", "temperature", "counts")  # also where calls 
 def read_calls(path: str) -> tuple[list[VerifyCall], tuple[str, ...]]:
     """The calls, and remarks on what was not used. Raises UserError."""
     given, found = dict(_tensors(path) if kind_of(start_of(path)) is TENSORS else _npz(path)), dict[str, NDArray[Any]]()
+    rows = (one for one in given if SPELLED.get(one) in OVER_TOKENS and given[one].dtype.kind in "fiu")
+    widths = {one: given[one].shape[-1] for one in rows if given[one].ndim}
+    if len({*widths.values()}) > 1:
+        told = ", ".join(f"{width} tokens in {one}" for one, width in widths.items())
+        raise UserError(f"{path} has vocabularies of different sizes: {told}")
     for one in filter(SPELLED.__contains__, given):
         if (name := SPELLED[one]) in found:
             raise UserError(f"{path} has {name} by two names: leave one of {', '.join((name, *NAMES[name]))} out")
@@ -375,15 +381,14 @@ def read_calls(path: str) -> tuple[list[VerifyCall], tuple[str, ...]]:
 def _npz(path: str) -> Iterator[tuple[str, NDArray[Any]]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
-            if sum(entry.file_size for entry in archive.zip.infolist()) > LARGEST:
-                raise UserError(f"{path} holds more than {LARGEST >> 30} GiB: give some of its calls")
-            yield from archive.items()
-    except UserError:
-        raise
+            size = sum(entry.file_size for entry in archive.zip.infolist())
+            yield from archive.items() if size <= LARGEST else ()
     except Exception as error:  # of zipfile, zlib, and whatever reads a header
         pickled = "holds pickled Python objects, which specscope never loads: save numbers"
         broken = f"is damaged or cut off: {first_line(error)}"
         raise UserError(f"{path} {pickled if 'allow_pickle' in str(error) else broken}") from error
+    if size > LARGEST:
+        raise UserError(f"{path} holds more than {LARGEST >> 30} GiB: give some of its calls")
 
 
 def _tensors(path: str) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -443,12 +448,12 @@ def _call(one: Arrays, where: str) -> VerifyCall:
     p, q, n = _rows(one, "p", "logits"), _rows(one, "q", "draft_logits"), len(drafted)
     assert p is not None
     shapes = {"drafted": one["drafted"], "p": p, "q": q, "coin": one.get("coin")}
-    known = [(array, 1 + (name in ROWS)) for name, array in shapes.items() if array is not None]
     drafts = len(one["drafted"])
-    fits = all(array.ndim == dims and drafts <= len(array) <= drafts + 1 for array, dims in known)
-    if not fits or (q is not None and q.shape[-1] != p.shape[-1]) or output.ndim != 1 or not len(output):
-        told = ", ".join(f"{name} {list(array.shape)}" for name, array in shapes.items() if array is not None)
-        raise UserError(f"{where} has {n} drafts and {len(output)} output tokens, which contradicts {told}")
+    for name, array in shapes.items():
+        if array is not None and not (array.ndim == 1 + (name in ROWS) and drafts <= len(array) <= drafts + 1):
+            raise UserError(f"{where}: {name} is {list(array.shape)}, which does not fit {plural(drafts, 'draft')}")
+    if output.ndim != 1 or not len(output):
+        raise UserError(f"{where}: output holds no token")
     for name, tokens in (("drafted", drafted), ("output", output)):
         if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= p.shape[-1]:
             raise UserError(f"{where}: {name} is {tokens.tolist()}, but the vocabulary has {p.shape[-1]} tokens")

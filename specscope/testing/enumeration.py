@@ -158,17 +158,12 @@ def trees(shape: TreeShape, q: Conditional, drawn: Drawn) -> Iterator[tuple[Draf
         rows = {node: q(text_to(tree, node)) for node in inner}
         weight = math.prod(chance_drawn(rows[node], [token[child] for child in inner[node]], drawn) for node in inner)
         if weight:
-            yield tree, {node: dense(row) for node, row in rows.items()}, weight
+            yield tree, {node: torch.from_numpy(row) for node, row in rows.items()}, weight
 
 
 def text_to(tree: DraftTree, node: int) -> Prefix:
     """The drafted tokens down to a node."""
     return () if node == ROOT else tuple(tree.token[tree.path_to(node)].tolist())
-
-
-def dense(row: Any) -> Tensor:  # noqa: ANN401
-    """A row in float64."""
-    return torch.tensor(row, dtype=torch.float64)
 
 
 def likely(p: Conditional, prefix: Prefix, rest: Prefix) -> float:
@@ -190,7 +185,7 @@ def total_variation(
         tree = rearrange(drafted, rows)
         paths = [text_to(tree, node) for node in (ROOT, *range(len(tree)))]
         sampled = {} if (tree.drawn == Drawn.DETERMINISTIC).all() else rows
-        for share, path, last in outcomes(tree, [dense(p(path)) for path in paths], sampled):
+        for share, path, last in outcomes(tree, [torch.from_numpy(p(path)) for path in paths], sampled):
             begun = tuple(tree.token[path].tolist())
             for token, final in enumerate((last / last.sum()).tolist()):
                 for rest in itertools.product(vocabulary, repeat=length - len(begun) - 1):

@@ -127,8 +127,14 @@ BAD = {
         r"call 0 in .*: drafted is .* 99, \d+\], but the voc",
     ),
     "words": (lacking("target_probs") | {"p": np.array(["a"])}, r"p in .* is \[1\] of <U1: it must hold numbers"),
-    "other shapes": (DUMP | {"draft_probs": DUMP["draft_probs"][:, :1]}, r"call 0 .* has 3 drafts .* q \[1, 16\]"),
-    "another vocabulary": (DUMP | {"draft_probs": np.full((30, 3, 5), 0.2)}, r"contradicts .* q \[3, 5\]"),
+    "other shapes": (
+        DUMP | {"draft_probs": DUMP["draft_probs"][:, :1]},
+        r"0 .*: q is \[1, 16\], which does not fit 3",
+    ),
+    "another vocabulary": (
+        DUMP | {"draft_probs": np.full((30, 3, 5), 0.2)},
+        "has vocabularies of different sizes: 16 tokens in target_probs, 5 tokens in draft_probs",
+    ),
     "fewer outputs": (
         lacking("output_token_ids") | {"output": DUMP["output_token_ids"][:9]},
         "has 30 calls .*, but 9 by output",

@@ -1,15 +1,16 @@
 """Calls of a sampler are judged without an engine: healthy ones pass, mistakes are named."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from specscope.analyze.findings import Exit
 from specscope.speculate.verify import host, match, traversal
 from specscope.testing import VerifyCall, judge_calls
-from specscope.testing.enumeration import dense
 from specscope.trace.record.rules import BLOCK
 from specscope.trace.record.tree import DraftTree, Drawn
-from tests.speculate.verify.enumeration import batch_of
+from tests.speculate.verify.enumeration import batch_of, dense
 from tests.testing.samplers import calls
 
 NAMED = {
@@ -33,6 +34,13 @@ def test_a_mistake_is_named(mistake, seed):
     found = judge_calls(calls(300, seed, mistake))
     assert (found.exit, found.mistake) == (Exit.INCONSISTENT, NAMED[mistake])
     assert f"as if {NAMED[mistake]}; 300 calls, 900 drafted tokens" in str(found)
+
+
+def test_a_mistake_that_gives_nearly_all_calls_is_named_with_how_many():
+    made = calls(300, 0, "bonus from q")
+    other = [replace(call, output=np.append(call.drafted, 1 + call.drafted[-1])[-3:]) for call in made[:3]]
+    found = judge_calls([*other, *made[3:]])
+    assert f"as if {NAMED['bonus from q']} in 297 of 300 calls, 900 drafted tokens" in str(found)
 
 
 @pytest.mark.parametrize("seed", range(3))

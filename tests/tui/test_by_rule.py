@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from specscope.speculate.verify import match, traversal
-from specscope.testing.enumeration import dense
 from specscope.trace.record.records import Outcome, RequestStep
 from specscope.trace.record.rules import MATCH, TRAVERSAL
 from specscope.trace.record.tree import ROOT, DraftTree
@@ -14,7 +13,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import draw_tree
 from specscope.tui.widgets.decision import decision
 from specscope.tui.widgets.tree_lines import tree_lines
-from tests.speculate.verify.enumeration import batch_of
+from tests.speculate.verify.enumeration import batch_of, dense
 from tests.trace.samples import records
 
 TREE = DraftTree.build([0, 0, 1], [ROOT, 0, ROOT])

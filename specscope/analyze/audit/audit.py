@@ -198,7 +198,8 @@ def _text(history: History, run: RunInfo, plan: TreePlan | None, passes: Passes,
         why = "the capture names no tree to judge its lookups by" if of_text else ""
         if run.ways.looks_up_in_all and of_text:
             why = "this engine looks up drafts in the texts of all its requests, and the capture lacks some"
-        why = why or f"there is no judge for the drafter {run.drafter}"
+        asked = ", which was only asked again" if passes.options.own else ""
+        why = why or f"there is no judge for the drafter {run.drafter}{asked}"
         if run.is_ours and not of_text and not run.drafter.startswith("synthetic"):
             passes.unjudged.append(f"The drafter was not judged: {why}.")
     return [skipped("draft p", DRAFTER["draft p"][0], why)] if why else []

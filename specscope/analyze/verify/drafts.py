@@ -131,7 +131,7 @@ def in_text(c: Columns) -> Iterator[Finding]:
     own = f"at its own place in {100 * own_share:.0f} % (n = {tested.sum():,})"
     detail, why = f"a drafted token is the text's token {where}, {own}", "" if tested.any() else FEW
     about = "drafted tokens are the text's at their own depth, no more often at another"
-    yield Check(c, "drafts in place", about, "draft").of(bad, tested, lambda _: detail, why, z=z)
+    yield Check(c, "drafts in place", about, "drafted token").of(bad, tested, lambda _: detail, why, z=z)
     free = ~c.limited[c.step]  # a grammar favours tokens of its own
     free &= free.sum() >= FEWEST
     tokens, place = np.unique(c.token, return_inverse=True)

@@ -14,6 +14,7 @@ from specscope.trace.record.vocabulary import printable
 
 MARKS = {CheckResult.PASSED: ("✓", "green"), CheckResult.FAILED: ("✗", "bold red"), CheckResult.SKIPPED: ("–", "dim")}
 NAME = 26
+FAR = 3.0  # z from which p is shown where a check passes: it is a bound that skewed sums keep too
 SHOWN = 3  # examples of what a model judged
 
 
@@ -71,7 +72,9 @@ def figures_of(check: Finding) -> str:
         return f"skipped: {check.note}"
     if check.statistic is not None:
         figures = f"z = {check.statistic:+.2f} over {plural(check.tested, check.unit)}"
-        return figures + (f"; {check.note}" if check.result is CheckResult.PASSED else f", p = {check.p_value:.2g}")
+        passed = check.result is CheckResult.PASSED
+        figures += f", p = {check.p_value:.2g}" if not passed or abs(check.statistic) > FAR else ""
+        return figures + (f"; {check.note}" if passed else "")
     if check.failed:
         return f"{check.failed:,} of {plural(check.tested, check.unit)}"
     return plural(check.tested, check.unit) + (f"; {check.note}" if check.note else "")

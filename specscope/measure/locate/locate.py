@@ -323,7 +323,8 @@ def _of_own(ask: Question, found: Location, drive: Drive) -> None:
     """Whether a drafter of somebody's own, asked again, drafts the recorded trees."""
     name, steps, other = ask.run.drafter, plural(drive.proposed, "step"), drive.otherwise
     if not other:
-        found.ruled_out += (f"the drafter: {name}, asked again, drafts the recorded tree in {steps}",)
+        again = f"{name}, asked again, drafts the recorded tree in {steps}"
+        found.ruled_out += (f"drafts that depend on chance or state: {again}",)
     elif not ask.little:  # where it may not have seen what it depends on
         differs = f"drafts another tree than the recorded one in {len(other):,} of {steps}, first in {other[0]}"
         found.unexplained += (f"the drafter: {name}, asked again, {differs}",)

@@ -61,7 +61,9 @@ export class Place {
   get drafters() {
     const [p, rank] = among(this.draftersLikeliest, this.token);
     if (rank !== null || this.notes === null || !this.draftersLikeliest.length || this.rawRank !== 1) return [p, rank];
-    return [this.notes.choiceRank ? this.notes.choiceQ : null, this.notes.choiceRank];
+    // Ties share a rank: the token is none of the likeliest that are listed
+    const told = this.notes.choiceRank;
+    return told ? [this.notes.choiceQ, Math.max(told, this.draftersLikeliest.length + 1)] : [null, told];
   }
 
   get draftP() {

@@ -53,8 +53,10 @@ def draft_tree(context: Context, plan: TreePlan, logits: Callable[[list[list[int
 
 
 def _source(make: object) -> str:
+    name = getattr(make, "__qualname__", "")
     try:
-        return hashlib.sha256(Path(inspect.getsourcefile(make) or "").read_bytes()).hexdigest()  # type: ignore[arg-type]
+        text = Path(inspect.getsourcefile(make) or "").read_bytes()  # type: ignore[arg-type]
+        return hashlib.sha256(text + f"\0{name}".encode()).hexdigest()
     except (OSError, TypeError):  # made in a console, for one
         return ""
 
@@ -65,7 +67,7 @@ class OwnDrafter(Drafter):
     def __init__(self, make: Callable[[DrafterSetup], Any], named: str, setup: DrafterSetup) -> None:
         """`named`: module:Class. Raises UserError where what `make` makes is no drafter."""
         self._flag, self._vocabulary = f"--drafter {named}", setup.target.vocab_size
-        self.source = _source(make)  # a digest of the file that it is written in: another one is another drafter
+        self.source = _source(make)  # a digest of its file and its name there: another one is another drafter
         if isinstance(make, type) and not hasattr(make, "propose"):
             raise UserError(f"{self._flag} has no propose: derive it from specscope.Drafter")
         theirs = self._theirs = self._asked("calling it with a DrafterSetup", make, setup)

@@ -70,7 +70,8 @@ class PlaceView:
         # The drafter's own probability, and the token's rank there, from 1, or OUTSIDE
         self.draft_p, self.draft_rank = _in(self.drafters_likeliest, token)
         if self.notes is not None and self.drafters_likeliest and self.raw_rank == 1 and self.draft_rank is None:
-            self.draft_rank = int(self.notes.choice_rank[self._row])
+            rank = int(self.notes.choice_rank[self._row])  # which ties with tokens before it share
+            self.draft_rank = max(rank, len(self.drafters_likeliest) + 1) if rank else OUTSIDE
             self.draft_p = self.number("choice_q") if self.draft_rank else None
         self.q: float | None = None  # the probability that the node was drawn from; None where it was no draw
         if node is None:

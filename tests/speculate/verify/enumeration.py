@@ -19,6 +19,11 @@ SHAPES = [
 ]
 
 
+def dense(row):
+    """A row in float64."""
+    return torch.tensor(row, dtype=torch.float64)
+
+
 def batch_of(*asked, where="cpu"):
     return batch_of_all([asked], where)
 

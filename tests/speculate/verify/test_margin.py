@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from specscope.speculate.verify import host
 from specscope.speculate.verify.distribution import Residual
-from specscope.testing.enumeration import dense
 from specscope.trace.record.rules import ROUNDING
 from specscope.trace.record.tree import DraftTree, Drawn
-from tests.speculate.verify.enumeration import batch_of
+from tests.speculate.verify.enumeration import batch_of, dense
 
 COIN = st.floats(0.001, 0.999)
 ROWS = st.integers(0, 10_000).map(lambda seed: np.random.default_rng(seed).dirichlet(np.full(5, 0.7)))

@@ -118,6 +118,13 @@ def a_greedy_step():
     return step, run
 
 
+def test_a_token_that_ties_with_the_drafters_likeliest_is_ranked_behind_those_that_are_listed():
+    step, run = a_greedy_step()
+    ranks = np.ones_like(step.parents.choice_rank)  # how many are above it, and one more: none is
+    tied = dataclasses.replace(step, parents=dataclasses.replace(step.parents, choice_rank=ranks))
+    assert "‘␣for’ (raw p 0.921, 1st; draft p 0.006, 5th)" in why(run, tied, 0)[0]
+
+
 def test_an_outcome_that_p_contradicts_is_said_to_be_one():
     step, run = a_greedy_step()
     outcome = step.verdict.outcome.copy()
