@@ -1,6 +1,5 @@
 """Bad spellings of every kind of value that is read, and command lines that hold one. All are refused in one line."""
 
-import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,7 +52,6 @@ TREES = [
 DRAFTERS = ["", "Eagle", "magic", "\udcff", "x" * 5000, "synthetic:0.8"]
 LAYERS = ["self:", "self:0", "self:-1", "self:x", "self:٣", "self:" + "9" * 400, "self:1.5", "self:²"]
 STOPS = [[""], ["\udcff"], ["x" * 1001], ["x"] * 65]
-LIMITS = ["", "x", "tau", "tau drops", "tau drops > ", "tau drops > x%", "tau drops 2%", "p drops > 2%", "\udcff"]
 CONDITIONS = [
     "", "=", "p =", "p = 1", "p ==", "(", ")", "((1)", "1 2", "p <", "and", "not", "p and", "if", "p if", "nosuch",
     "nosuch > 1", "p.real", "p[0]", "p**2", "p @ 1", "p << 1", "p & 1", "~1", "p | q", "lambda: 1", "[1]", "(1, 2)",
@@ -318,25 +316,3 @@ def outputs() -> dict[str, list[Case]]:
             Case(("export", "c.jsonl", "--no-clobber", "--output=."), held, "is not empty (--no-clobber)"),
         ],
     }
-
-
-def spoilt(count: int, seed: int = 11) -> list[tuple[str, str, str, str]]:
-    """A tree, a line of a prompt file, a condition and a command of the debugger, with a few characters changed."""
-    draw = random.Random(seed)
-    alphabet = "0123456789xX,()[]{}=:.+-*/\"'\\ \t#;!<>&|~^%$@_aé٣½\u2028\u202e\udcff"
-    trees = ["5", "3x4", "[(0,), (1,), (0, 0)]", "dynamic:24,depth=6,top=4", "top:3x4", "sampled:5"]
-    lines = [
-        '{"prompt": "a", "stop": ["x"], "seed": 3}',
-        '{"messages": [{"role": "user", "content": "b"}], "top_p": 0.5}',
-    ]
-    conditions = ["depth == 1 and p < 0.1", "kind == 'bonus'", "abs(p - q) > 0.5 or nodes in (1)"]
-    commands = ["next 2", "goto 3", "print p @ 0", "finish r0", "info step"]
-
-    def spoil(text: str) -> str:
-        chars = list(text)
-        for _ in range(draw.randint(1, 4)):
-            at = draw.randrange(len(chars) + 1)
-            chars[at : at + draw.randint(0, 2)] = draw.choice(alphabet)
-        return "".join(chars)
-
-    return [tuple(spoil(draw.choice(good)) for good in (trees, lines, conditions, commands)) for _ in range(count)]

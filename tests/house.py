@@ -56,9 +56,7 @@ FRAGMENTS: dict[str, int] = {
 }
 
 SLEEPS: dict[str, int] = {
-    "tests/cli/judges/test_diagnose.py": 3,
     "tests/serve/customers.py": 1,
-    "tests/test_interrupt.py": 2,
     "tests/test_lifetime.py": 4,
     "tests/vllm/test_debugger.py": 2,
     "tests/vllm/test_real_debug.py": 2,

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.models import story
@@ -36,34 +35,20 @@ NO_TREES = "drafts chains only"
 VERBS = ("verify", "diagnose --only audit", "diagnose")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What an engine is asked to do."""
-
-    engine: str
-    drafting: str  # a key of OURS
-    sampling: str  # a key of TEMPERATURES
-
-    @property
-    def file(self) -> str:
-        """Of its capture."""
-        return f"{self.engine}-{self.drafting}-{self.sampling}.jsonl".replace(",", "").replace(" ", "-")
+# Each records into a capture, and says why it cannot, or "". `drafting`: a key of OURS; `sampling`: of TEMPERATURES.
 
 
-def ours(cell: Cell, capture: Path) -> str:
-    """Record with our engine; why it cannot, or ""."""
+def ours(engine: str, drafting: str, sampling: str, capture: Path) -> str:
     prompts = capture.with_suffix(".prompts")
     prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
-    flags = (*OURS[cell.drafting], "--dtype", "float32", "--target", str(TARGET), "--ignore-eos", "--raw", "--quiet")
-    return run(
-        *("capture", str(prompts), "-o", str(capture), *flags, "--max-tokens", str(TOKENS), "--seed", str(SEED)),
-        *("--temperature", str(TEMPERATURES[cell.sampling])),
-    )
+    flags = (*OURS[drafting], "--dtype", "float32", "--target", str(TARGET), "--ignore-eos", "--raw", "--quiet")
+    flags = (*flags, "--max-tokens", str(TOKENS), "--seed", str(SEED), "--temperature", str(TEMPERATURES[sampling]))
+    done = specscope("capture", str(prompts), "-o", str(capture), *flags)
+    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
 
-def transformers(cell: Cell, capture: Path) -> str:
-    """Record with transformers' assisted generation; why it cannot, or ""."""
-    if why := {"plain": NO_PLAIN, "chain, EAGLE-3 head": NO_HEADS, "tree, EAGLE-3 head": NO_TREES}.get(cell.drafting):
+def transformers(engine: str, drafting: str, sampling: str, capture: Path) -> str:
+    if why := {"plain": NO_PLAIN, "chain, EAGLE-3 head": NO_HEADS, "tree, EAGLE-3 head": NO_TREES}.get(drafting):
         return why
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -73,12 +58,12 @@ def transformers(cell: Cell, capture: Path) -> str:
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     how: dict[str, object] = {"prompt_lookup_num_tokens": LENGTH, "max_matching_ngram_size": 4}
-    if cell.drafting == "chain, draft model":
+    if drafting == "chain, draft model":
         assistant = AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)
         assistant.generation_config.num_assistant_tokens = LENGTH
         assistant.generation_config.assistant_confidence_threshold = 0.0
         how = {"assistant_model": assistant}
-    if temperature := TEMPERATURES[cell.sampling]:
+    if temperature := TEMPERATURES[sampling]:
         how |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     else:
         how |= {"do_sample": False}
@@ -91,30 +76,30 @@ def transformers(cell: Cell, capture: Path) -> str:
     return ""
 
 
-def vllm(cell: Cell, capture: Path) -> str:
-    """Record with vLLM, on the runner that the engine's name tells; why it cannot, or ""."""
+def vllm(engine: str, drafting: str, sampling: str, capture: Path) -> str:
+    """On the runner that the engine's name tells."""
     python = os.environ.get("SPECSCOPE_VLLM_PYTHON")
     if not python:
         return "SPECSCOPE_VLLM_PYTHON names no vLLM"
-    if cell.drafting == "tree, EAGLE-3 head":
+    if drafting == "tree, EAGLE-3 head":
         return NO_TREES
     speculation: dict[str, object] | None = {
         "plain": None,
         "chain, n-gram": {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
         "chain, draft model": {"method": "draft_model", "model": str(DRAFT), "draft_sample_method": "probabilistic"},
         "chain, EAGLE-3 head": {"method": "eagle3", "model": str(HEAD), "draft_sample_method": "probabilistic"},
-    }[cell.drafting]
+    }[drafting]
     if speculation is not None:
         speculation["num_speculative_tokens"] = LENGTH
-    temperature = TEMPERATURES[cell.sampling]
+    temperature = TEMPERATURES[sampling]
     seed = SEED if temperature and speculation else None  # plain, a CPU has no seeds in 0.32
     params = {"temperature": temperature, "max_tokens": TOKENS, "ignore_eos": True, "seed": seed}
     job = {
-        "v2": cell.engine == "vLLM V2",
+        "v2": engine == "vLLM V2",
         "model": str(TARGET),
         "speculation": speculation,
         # In 0.32, V1 feeds a head the wrong token behind a chunk of a prompt, and a CPU has no seeds there
-        "engine": {"max_model_len": 256, "max_num_batched_tokens": 256 if cell.engine == "vLLM V2" else 2048}
+        "engine": {"max_model_len": 256, "max_num_batched_tokens": 256 if engine == "vLLM V2" else 2048}
         | ({} if speculation else {"per_request_spec_decode_metrics": "none"}),
         "runs": [{"name": capture.stem, "prompts": PROMPTS, "params": [params] * len(PROMPTS)}],
     }
@@ -126,12 +111,6 @@ def vllm(cell: Cell, capture: Path) -> str:
 
 
 ENGINES = {"ours": ours, "transformers": transformers, "vLLM V1": vllm, "vLLM V2": vllm}
-
-
-def run(*words: str) -> str:
-    """A command of specscope; why it failed, or ""."""
-    done = specscope(*words)
-    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
 
 def specscope(*words: str) -> subprocess.CompletedProcess[str]:
@@ -154,28 +133,18 @@ def compared(other: Path, capture: Path) -> str:
     return f"{answer['answer']}, {len(answer['pairs'])} pairs" if "answer" in answer else "not judged"
 
 
-def row(cell: Cell, folder: Path) -> list[str]:
+def row(folder: Path, engine: str, drafting: str, sampling: str) -> list[str]:
     """A line of the table."""
-    capture = folder / cell.file
-    why = "" if capture.exists() else ENGINES[cell.engine](cell, capture)
+    capture, other = (
+        folder / f"{name}-{drafting}-{sampling}.jsonl".replace(",", "").replace(" ", "-") for name in (engine, "ours")
+    )
+    why = "" if capture.exists() else ENGINES[engine](engine, drafting, sampling, capture)
     if why:
-        return [cell.engine, cell.drafting, cell.sampling, why, *["-"] * len(VERBS), "-"]
-    judged = [verdict(verb, str(capture)) for verb in VERBS]
-    other = folder / Cell("ours", cell.drafting, cell.sampling).file
-    return [
-        cell.engine,
-        cell.drafting,
-        cell.sampling,
-        counts(capture),
-        *judged,
-        "-" if other == capture else compared(other, capture),
-    ]
-
-
-def counts(capture: Path) -> str:
-    """How much of a capture there is to judge."""
+        return [engine, drafting, sampling, why, *["-"] * len(VERBS), "-"]
     figures = json.loads(specscope("report", str(capture), "--json").stdout)["pooled"]
-    return f"{figures['steps']} steps, {figures['drafted']} drafted, {figures['accepted']} accepted"
+    counts = f"{figures['steps']} steps, {figures['drafted']} drafted, {figures['accepted']} accepted"
+    judged = [verdict(verb, str(capture)) for verb in VERBS]
+    return [engine, drafting, sampling, counts, *judged, "-" if other == capture else compared(other, capture)]
 
 
 def main() -> None:
@@ -188,7 +157,7 @@ def main() -> None:
     for engine in wanted:
         for drafting in OURS:
             for sampling in TEMPERATURES:
-                print(f"| {' | '.join(row(Cell(engine, drafting, sampling), folder))} |", flush=True)
+                print(f"| {' | '.join(row(folder, engine, drafting, sampling))} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -166,39 +166,37 @@ def test_nohup_outlives_its_terminal(terminal, model, tmp_path):
     assert {request.state for request in whole(path).requests.values()} == {"length"}
 
 
-def test_a_worker_ends_with_its_parent_while_it_loads(terminal, model, prompts, tmp_path):
-    child = terminal(*endless("run", prompts, tmp_path / "run.jsonl", model))
-    child.wait_for(lambda: child.find(WORKER))
-    child.remember()
-    child.process.kill()
-    assert child.left() == []
-
-
 @pytest.mark.every(3)
 @pytest.mark.parametrize("how", ["q", "\x03", *ENDING])
 def test_whoever_leaves_while_the_model_loads_leaves_well(terminal, model, prompts, tmp_path, how):
     """Issue 43: q was an error, "the engine's process ended with code None"."""
     child = terminal(*endless("run", prompts, tmp_path / "run.jsonl", model))
     child.wait_for(lambda: b"loading" in child.screen or b"starting" in child.screen)
+    leaves(child, how)
+    assert child.screen.rindex(b"\x1b[?1049l") > child.screen.rindex(b"\x1b[?1049h")  # the terminal is restored
+    assert not (tmp_path / "run.jsonl").exists()
+
+
+def leaves(child, how):
+    """By a key or a signal."""
     child.remember()
     if isinstance(how, str):
         child.type(how)
     else:
         child.process.send_signal(how)
     assert child.left() == []
-    assert child.process.wait(HANG_SECONDS) == (0 if isinstance(how, str) else 128 + how), child.screen
+    killed = -how if how == signal.SIGKILL else 0 if isinstance(how, str) else 128 + how
+    assert child.process.wait(HANG_SECONDS) == killed, child.screen
     assert b"specscope: error" not in child.screen
-    assert child.screen.rindex(b"\x1b[?1049l") > child.screen.rindex(b"\x1b[?1049h")  # the terminal is restored
-    assert not (tmp_path / "run.jsonl").exists()
 
 
-def test_whoever_leaves_a_server_s_screen_while_it_loads_leaves_well(terminal, model):
+def test_what_loads_ends_with_its_parent_and_with_its_screen(terminal, model, prompts, tmp_path):
+    child = terminal(*endless("run", prompts, tmp_path / "run.jsonl", model))
+    child.wait_for(lambda: child.find(WORKER))
+    leaves(child, signal.SIGKILL)
     child = terminal(*SPECSCOPE, "serve", "--screen", "--port", 0, *model[:-1])
     child.wait_for(lambda: b"its output" in child.screen)
-    child.remember()
-    child.type("q")
-    assert child.left() == []
-    assert child.process.wait(HANG_SECONDS) == 0, child.screen
+    leaves(child, "q")
 
 
 DEEDS = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGQUIT, signal.SIGABRT]

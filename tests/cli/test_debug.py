@@ -4,46 +4,34 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 
 from tests.support.commands import specscope
+from tests.support.samples import PLANTED
 from tests.waiting import HANG_SECONDS, until
 
-PLANTED = Path(__file__).parents[2] / "traces" / "planted.jsonl"
+
+def debug(x, script):
+    return specscope("debug", x, "--commands", "-", stdin=script)
 
 
-def debug(*words, text=""):
-    return specscope("debug", *words, stdin=text)
-
-
-def test_a_script_over_a_recording(tmp_path):
-    script = tmp_path / "script"
-    script.write_text("# find the first rejection\nbreak reject\ncontinue\n\nprint p_tried @ 0\nquit\nnever reached\n")
-    ran = debug(PLANTED, "--commands", script)
+def test_a_script_over_a_recording_and_from_a_step_of_it():
+    ran = debug(PLANTED, "# the first rejection\nbreak reject\ncontinue\n\nprint p_tried @ 0\nquit\nnever reached\n")
     assert ran.returncode == 0
     assert "breakpoint 1 (break reject) at step 3" in ran.stdout
     assert ran.stdout.splitlines()[-2] == "0"
     assert "never" not in ran.stdout
-
-
-def test_a_reference_opens_a_recording_at_that_step(tmp_path):
-    script = tmp_path / "script"
-    script.write_text("print index\n")
-    ran = debug(f"{PLANTED}#r0@2", "--commands", script)
+    ran = debug(f"{PLANTED}#r0@2", "print index\n")
     assert ran.returncode == 0, ran.stderr
     assert "r0@2" in ran.stdout.splitlines()[0]
     assert ran.stdout.splitlines()[-1] == "2"
 
 
-BAD_SCRIPT = "next\nbreak reject if pp > 1\nnonsense\nprint step\n"
-
-
 def test_a_script_runs_on_after_a_refused_line_and_ends_with_2(tmp_path):
     script = tmp_path / "script"
-    script.write_text(BAD_SCRIPT)
-    ran = debug(PLANTED, "--commands", script)
+    script.write_text("next\nbreak reject if pp > 1\nnonsense\nprint step\n")
+    ran = specscope("debug", PLANTED, "--commands", script)
     assert ran.returncode == 2
     assert ran.stdout.splitlines()[-2:] == ["(specscope) print step", "0"]
     first, second, last = ran.stderr.splitlines()

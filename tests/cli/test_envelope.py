@@ -14,10 +14,9 @@ from specscope.cli.main import cli
 from specscope.envelope import RAISED
 from tests.faults.settings import Setting, record
 from tests.support.commands import run_here
+from tests.support.samples import EAGLE, NGRAM, PLANTED, ROOT, SAMPLED
 
-TRACES = Path(__file__).parents[2] / "traces"
-EAGLE, SAMPLED, PLANTED, NGRAM = (str(TRACES / f"{name}.jsonl") for name in ("eagle", "sampled", "planted", "ngram"))
-COUNTS = TRACES.parent / "tests/data/vllm/chat_greedy.json"
+COUNTS = ROOT / "tests/data/vllm/chat_greedy.json"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def answers(folder):
 
 
 def test_the_page_names_every_verb_and_only_keys_that_there_are(folder, answers):
-    page = (TRACES.parent / "docs" / "json.md").read_text()
+    page = (ROOT / "docs" / "json.md").read_text()
     rows = {row[0].strip(" `"): row[1:] for line in page.splitlines() if len(row := line.strip("|").split("|")) == 3}
     for verb in words_of(folder):
         both = [json.loads(out) for _, _, out in answers(verb)]

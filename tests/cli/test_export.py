@@ -13,16 +13,18 @@ import pytest
 
 from benchmarks.replay import lengthen
 from specscope.analyze.export.schema import SCHEMAS
-from tests.bad_inputs import PLANTED
 from tests.support.commands import run_here
+from tests.support.samples import EAGLE, PLANTED, SAMPLED
 from tests.waiting import HANG_SECONDS, until
 
-SAMPLED = str(Path(PLANTED).parent / "sampled.jsonl")
 NAMES = sorted(f"{name}.parquet" for name in SCHEMAS)
 
 
 def test_it_writes_and_says_what(tmp_path):
-    folder = tmp_path / "tables"
+    folder, cut = tmp_path / "tables", tmp_path / "cut.jsonl"
+    cut.write_bytes(Path(SAMPLED).read_bytes()[:-20_000])
+    code, _, err = run_here(["export", str(cut), "-o", str(folder)])
+    assert (code, "specscope: warning: " in err, "was cut off" in err) == (0, True, True)
     code, out, err = run_here(["export", PLANTED, SAMPLED, "-o", str(folder)])
     assert (code, out) == (0, "")
     assert err == f"wrote {folder}: 2 runs, 4 requests, 52 steps, 274 nodes, 52 finals, 280 tokens\n"
@@ -65,14 +67,6 @@ def test_other_files_are_not_touched(tmp_path, name):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_capture_that_is_none_behind_a_good_one(tmp_path):
-    (tmp_path / "c").write_text("{}")
-    code, _, err = run_here(["export", PLANTED, str(tmp_path / "c"), "-o", str(tmp_path / "tables")])
-    assert code == 2
-    assert "is not a capture" in err
-    assert not (tmp_path / "tables").exists()
-
-
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -90,15 +84,6 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path):
     assert done.returncode == 2
     assert done.stderr == "specscope: error: this needs pyarrow: pip install 'specscope[export]'\n"
     assert not (tmp_path / "tables").exists()
-
-
-def test_warnings_are_printed(tmp_path):
-    cut = tmp_path / "cut.jsonl"
-    cut.write_bytes(Path(SAMPLED).read_bytes()[:-20_000])
-    code, _, err = run_here(["export", str(cut), "-o", str(tmp_path / "tables")])
-    assert code == 0
-    assert "specscope: warning: " in err
-    assert "was cut off" in err
 
 
 @pytest.mark.every(2)
@@ -123,14 +108,13 @@ def test_an_interrupted_export_leaves_what_was_there(tmp_path, number, older):
 
 def test_tables_leave_out_what_a_capture_recorded_so_leaves_out(tmp_path):
     """Of the same run: what --no-text and --no-tokens take from the tables is what they would have taken from it."""
-    eagle = str(Path(PLANTED).parent / "eagle.jsonl")
     for flag in ("--no-text", "--no-tokens"):
         part, folders = tmp_path / f"part{flag}.jsonl", [tmp_path / f"recorded{flag}", tmp_path / f"left{flag}"]
-        assert run_here(["export", *(f"{eagle}#r{n}" for n in range(3)), "-o", str(part), flag])[0] == 0
+        assert run_here(["export", *(f"{EAGLE}#r{n}" for n in range(3)), "-o", str(part), flag])[0] == 0
         whole = tmp_path / f"part{flag}"
         whole.mkdir()
         full = str(whole / part.name)
-        assert run_here(["export", *(f"{eagle}#r{n}" for n in range(3)), "-o", full])[0] == 0
+        assert run_here(["export", *(f"{EAGLE}#r{n}" for n in range(3)), "-o", full])[0] == 0
         for source, folder, more in ((str(part), folders[0], ()), (full, folders[1], (flag,))):
             assert run_here(["export", source, "-o", str(folder), *more])[0] == 0
         for name in NAMES:
@@ -138,10 +122,3 @@ def test_tables_leave_out_what_a_capture_recorded_so_leaves_out(tmp_path):
             out = {"capture", "warnings"}  # the file's name, and what it says of itself
             names = [column for column in left.column_names if column not in out]
             assert recorded.select(names).to_pydict() == left.select(names).to_pydict(), (flag, name)
-
-
-def test_an_older_export_is_kept_where_that_is_asked(tmp_path):
-    assert run_here(["export", PLANTED, "-o", str(tmp_path / "tables"), "--no-clobber"])[0] == 0
-    code, _, err = run_here(["export", SAMPLED, "-o", str(tmp_path / "tables"), "--no-clobber"])
-    assert (code, err.count("\n")) == (2, 1)
-    assert pq.read_metadata(tmp_path / "tables" / "steps.parquet").num_rows == 11

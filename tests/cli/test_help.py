@@ -24,7 +24,6 @@ from tests.waiting import HANG_SECONDS
 PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 
 
-COMMANDS = dict(cli.commands.items())
 VARIABLES = {  # whose value an option has where its flag is not given
     "api_key": KEY,
     "otlp_endpoint": settings.ENDPOINT,
@@ -69,16 +68,6 @@ def test_the_help_has_the_verbs_in_groups_with_an_example_each():
     assert run_here([])[1] == out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_verbs_help_has_an_example_that_parses(name):
-    out, found = run_here([name, "--help"])[1], examples(COMMANDS[name])
-    assert all(example in out for example in found)
-    assert any(example.startswith(f"specscope {name}") for example in found)
-    for example in found:
-        _, verb, *words = shlex.split(example)
-        COMMANDS[verb].make_parser(click.Context(COMMANDS[verb])).parse_args(words)  # an unknown flag raises
-
-
 def test_the_version():
     assert run_here(["-V"]) == run_here(["--version"]) == (0, f"specscope, version {specscope.__version__}\n", "")
 
@@ -101,18 +90,20 @@ def test_completion():
         assert says in subprocess.run(command, capture_output=True, text=True, env=env, timeout=HANG_SECONDS).stdout
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_verbs_usual_flags_fit_on_a_screen_and_all_are_there_by_group(name):
+@pytest.mark.parametrize("name", cli.commands)
+def test_a_verbs_usual_flags_fit_on_a_screen_all_are_there_by_group_and_its_examples_parse(name):
+    """What leaves the process follows the same variables in every verb: privacy must not depend on it."""
     short, whole = (run_here([name, flag])[1].partition("\nOptions:\n")[2] for flag in ("--help", "--help-all"))
     assert len(short.partition("\n\n")[0].splitlines()) <= 27
     assert max(map(len, (short + whole).splitlines())) <= 110
-    options = {one.opts[-1] for one in COMMANDS[name].params if isinstance(one, click.Option) and not one.hidden}
+    options = {one.opts[-1] for one in cli.commands[name].params if isinstance(one, click.Option) and not one.hidden}
     assert not {option for option in options if option not in whole}
     assert {f"plain,{option}" for option in options} <= {*completed(name, "--"), *completed(name, "-o")}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_what_leaves_the_process_follows_the_same_variables_in_every_verb(name):
-    """Privacy must not depend on the verb; `--sample N` of a judge is another flag than that of traces."""
-    for param in COMMANDS[name].params:
+    for param in cli.commands[name].params:
         assert param.envvar == VARIABLES.get(param.name) or param.name in ("capture", "debug")
+    found = examples(cli.commands[name])
+    assert all(example in run_here([name, "--help"])[1] for example in found)
+    assert any(example.startswith(f"specscope {name}") for example in found)
+    for example in found:
+        _, verb, *words = shlex.split(example)
+        cli.commands[verb].make_parser(click.Context(cli.commands[verb])).parse_args(words)  # an unknown flag raises

@@ -1,7 +1,6 @@
 """The command as people run it: what works, and what each kind of bad input gets (one line, exit code 2)."""
 
 import json
-import os
 import re
 from types import SimpleNamespace
 
@@ -18,8 +17,6 @@ from tests.support import records as made
 from tests.support.commands import specscope
 from tests.tiny import write_tiny_model
 from tests.trace.strategies import RUN
-
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +100,6 @@ def test_debug_reads_the_prompts_of_a_file_and_says_so(prompts, model):
     assert {"r0", "r1"} <= set(done.stdout.split())
 
 
-@pytest.mark.parametrize("words", [["run"], ["debug", "--file"], ["capture"]])
-def test_a_capture_where_prompts_are_wanted_names_the_verbs_that_read_it(captured, words, tmp_path):
-    path, _ = captured
-    done = specscope(*words, path, *(["-o", tmp_path / "x.jsonl"] if words == ["capture"] else []))
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert f"specscope open {path} shows it, specscope debug {path} debugs it" in done.stderr
-
-
 def test_doctor_finds_this_machine():
     done = specscope("doctor")
     assert "torch" in done.stdout
@@ -134,18 +123,10 @@ def test_a_model_or_device_that_does_not_fit_is_one_line_and_exit_code_2(prompts
         assert (done.returncode, done.stdout, one_line, says in done.stderr) == (2, "", True, True), done.stderr
 
 
-def test_tree_draws_shape_mask_and_costs():
-    done = specscope("tree", "[(0,), (1,), (0, 0)]")
-    assert done.returncode == 0
-    assert "├─ 0  0\n│  └─ 2  0,0\n└─ 1  1" in done.stdout
-    assert "   2        ■ · ■" in done.stdout
-    assert "4 rows per request" in done.stdout
-    assert "of 68 candidates" in specscope("tree", "dynamic:24").stdout
-
-
 def test_tree_of_another_program(tmp_path):
     done = specscope("tree", "--from", "[[0], [1], [0, 0]]", "--no-mask")
     assert done.stdout.splitlines()[:2] == ["tree [(0,), (1,), (0, 0)]", "here        --tree '[(0,), (1,), (0, 0)]'"]
+    assert "   2        ■ · ■" in specscope("tree", "[(0,), (1,), (0, 0)]").stdout
     told = json.loads(specscope("tree", "--json", "--from", '{"method": "mtp", "num_speculative_tokens": 2}').stdout)
     assert (told["tree"], told["parents"], told["depths"]) == ("2", [-1, 0], [1, 2])
     assert told["from"] == "vLLM's mtp, a chain of num_speculative_tokens"

@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,13 +13,16 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.speculate.structured import compiler
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from specscope.whole_file import write_whole
-from tests.bad_inputs import PLANTED
-from tests.processes import free_port
-from tests.support.commands import run_here
+from tests.processes import free_port, room_for
+from tests.support.commands import run_here, specscope
+from tests.support.samples import PLANTED
+from tests.trace.strategies import RUN
 from tests.waiting import HANG_SECONDS
 
 BAD = {"regex": "("}
@@ -49,14 +50,6 @@ def engine(tiny):
     return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", tree="3", max_batch=2)
 
 
-@pytest.fixture
-def taken_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        yield taken.getsockname()[1]
-
-
 FAILS = {
     "no model": (["--target", "./nothing"], "no model at ./nothing"),
     "a port in use": (["--metrics-port", "TAKEN"], "cannot serve metrics on"),
@@ -69,45 +62,46 @@ FAILS = {
 
 
 @pytest.mark.parametrize("name", FAILS)
-def test_a_failed_start_leaves_files_as_they_were(name, old, capture, tmp_path, taken_port, monkeypatch):
+def test_a_failed_start_leaves_files_as_they_were(name, old, capture, tmp_path, monkeypatch):
     words, why = FAILS[name]
     if "protocol" in name:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")
     if "endpoint" in name:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://x")
-    words = [str(taken_port) if word == "TAKEN" else word for word in words]
     before = old.read_bytes()
-    for out in (old, tmp_path / "new.jsonl"):
-        code, _, err = capture(out, *words)
-        assert code == 2
-        assert why in err
-        assert err.count("\n") == 1
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = [str(taken.getsockname()[1]) if word == "TAKEN" else word for word in words]
+        for out in (old, tmp_path / "new.jsonl"):
+            code, _, err = capture(out, *words)
+            assert (code, why in err, err.count("\n")) == (2, True, 1), err
     assert old.read_bytes() == before
     assert not (tmp_path / "new.jsonl").exists()
 
 
-def test_a_disk_that_is_full_from_the_start(capture, tmp_path):
-    (tmp_path / "p.txt").write_text("abc\n")
-    code, _, err = capture("/dev/full")
-    assert code == 2
-    assert "cannot continue writing /dev/full: No space left on device" in err
-    shell = "trap '' XFSZ; ulimit -f 0; exec \"$@\""
-    out = tmp_path / "new.jsonl"
-    code = "from specscope.trace.wire.capture import CaptureWriter; from tests.trace.strategies import RUN; "
-    code += f"from specscope.trace.record.vocabulary import Vocabulary; CaptureWriter({str(out)!r}, RUN, Vocabulary())"
-    done = subprocess.run(
-        ["bash", "-c", shell, "bash", sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert "UserError: cannot continue writing" in done.stderr
-    assert not out.exists()  # no empty file is left
+def test_a_place_that_cannot_be_written_is_said_and_no_empty_file_is_left(old, capture, engine, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for place, why in (
+        ("/dev/full", "cannot continue writing /dev/full: No space left on device"),
+        (tmp_path / "pipe", f"cannot write {tmp_path / 'pipe'}: nobody reads this pipe"),
+    ):
+        code, _, err = capture(place)
+        assert (code, why in err) == (2, True), err
+    with pytest.raises(UserError, match="nobody reads this pipe"):
+        write_whole(tmp_path / "pipe", b"a page")
+    with room_for(0), pytest.raises(UserError, match="cannot continue writing"):
+        CaptureWriter(tmp_path / "new.jsonl", RUN, Vocabulary())
+    assert not (tmp_path / "new.jsonl").exists()
+    port = free_port()
+    options = OutputOptions(str(tmp_path / "no" / "x"), None, None, SpanLevel.TREES, port)
+    with pytest.raises(UserError, match="cannot write"):
+        Outputs(options, engine.bus, engine.run_info, engine.vocabulary, SamplingParams())
+    socket.create_server(("127.0.0.1", port)).close()  # what was opened before it is closed again
 
 
 def test_standard_input_that_is_the_output_is_not_overwritten(tmp_path):
     file = tmp_path / "same.txt"
     file.write_text("a prompt\n")
-    command = [sys.executable, "-m", "specscope", "capture", "-", "-o", str(file), "--target", "./nothing"]
-    with file.open() as given:
-        done = subprocess.run(command, stdin=given, capture_output=True, text=True, check=False)
+    done = specscope("capture", "-", "-o", file, "--target", "./nothing", stdin=file)
     assert done.returncode == 2
     assert "would overwrite the input -" in done.stderr
     assert file.read_text() == "a prompt\n"
@@ -123,16 +117,6 @@ def test_prompts_come_through_a_pipe_and_captures_go_into_one(capture, tmp_path)
     assert capture(tmp_path / "out", prompts="in") == (0, "", "")
     reader.join(HANG_SECONDS)
     assert read[0].startswith(b'{"resourceSpans":')
-
-
-def test_a_pipe_that_nobody_reads_is_refused(capture, tmp_path):
-    (tmp_path / "p.txt").write_text("abc\n")
-    os.mkfifo(tmp_path / "out")
-    code, _, err = capture(tmp_path / "out")
-    assert code == 2
-    assert f"cannot write {tmp_path / 'out'}: nobody reads this pipe" in err
-    with pytest.raises(UserError, match="nobody reads this pipe"):
-        write_whole(tmp_path / "out", b"a page")
 
 
 @pytest.mark.parametrize("size", [10_000_000, 200_000])
@@ -155,18 +139,6 @@ def test_a_prompt_that_cannot_fit_never_reaches_the_tokenizer(engine, monkeypatc
     assert not engine.busy
 
 
-def test_sinks_that_were_opened_are_closed_when_a_later_one_fails(engine, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = OutputOptions(str(tmp_path / "no" / "x"), None, None, SpanLevel.TREES, port)
-    with pytest.raises(UserError, match="cannot write"):
-        Outputs(options, engine.bus, engine.run_info, engine.vocabulary, SamplingParams())
-    with socket.socket() as again:  # the metrics' port is free again
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        again.bind(("127.0.0.1", port))
-
-
 @pytest.mark.parametrize(
     "form", [("--regex", "("), ("--grammar", "root ::= ("), ("--json-schema", '{"type": "nothing"}'), ()]
 )
@@ -181,32 +153,21 @@ def test_every_form_is_looked_at_before_a_model_is(form, tmp_path):
     assert err.startswith("specscope: error: structured_outputs: " + ("" if form else "regex cannot be used: "))
 
 
-@pytest.fixture(scope="module")
-def failed(tiny, tmp_path_factory):
-    """What `capture` and `debug` say of two requests of which one fails, and the capture."""
-    folder = tmp_path_factory.mktemp("failed")
-    lines = [json.dumps({"prompt": "abc", "max_tokens": 3, **form}) for form in ({}, {"structured_outputs": BAD})]
-    (folder / "p.jsonl").write_text("\n".join(lines))
-    (folder / "script").write_text("continue\n")
-    model = ["--raw", "--target", str(tiny), "--kv-memory", "0.01"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "check_forms", lambda forms: None)  # so that one fails in its request
-        return folder / "run.jsonl", [
-            run_here([verb, str(folder / "p.jsonl"), flag, str(folder / name), *model])
-            for verb, flag, name in (("capture", "-o", "run.jsonl"), ("debug", "--commands", "script"))
-        ]
-
-
 FAILED = "1 of 2 requests failed: structured_outputs: regex cannot be used: "
 
 
-def test_requests_that_failed_are_counted_with_their_reason(failed):
-    for code, _, err in failed[1]:
-        assert (code, f"specscope: warning: {FAILED}" in err) == (1, True)
+def test_requests_that_failed_are_counted_with_their_reason(tiny, tmp_path, monkeypatch):
+    lines = [json.dumps({"prompt": "abc", "max_tokens": 3, **form}) for form in ({}, {"structured_outputs": BAD})]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    model = ["--raw", "--target", tiny, "--kv-memory", "0.01"]
+    monkeypatch.setattr(compiler, "check_forms", lambda forms: None)  # so that one fails in its request
+    for verb, *output in (("capture", "-o", tmp_path / "run.jsonl"), ("debug", "--commands", "-")):
+        done = specscope(verb, tmp_path / "p.jsonl", *output, *model, stdin="continue\n")
+        assert (done.returncode, f"specscope: warning: {FAILED}" in done.stderr) == (1, True)
     for words in (["why"], ["diagnose", "--no-audit"], ["report"], ["verify"]):
-        _, out, err = run_here([*words, str(failed[0])])
+        _, out, err = run_here([*words, str(tmp_path / "run.jsonl")])
         assert FAILED in out + err
-        assert FAILED in run_here([*words, str(failed[0]), "--json"])[1]
+        assert FAILED in run_here([*words, str(tmp_path / "run.jsonl"), "--json"])[1]
 
 
 def test_a_prompt_that_is_too_long_is_named_before_the_model_is_loaded(capture, tiny, tmp_path):

@@ -8,21 +8,19 @@ import shlex
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.bad_inputs import PLANTED
+from tests.support.samples import ROOT, TRACES
 from tests.waiting import HANG_SECONDS
 
-ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "vllm"
-FILES = {name: str(ROOT / "traces" / f"{name.lower()}.jsonl") for name in ("EAGLE", "SAMPLED", "NGRAM")} | {
-    "PLANTED": PLANTED,
+FILES = {name: str(TRACES / f"{name.lower()}.jsonl") for name in ("EAGLE", "SAMPLED", "NGRAM", "PLANTED")} | {
     "COUNTS": str(DATA / "watched.jsonl"),
     "LOG": str(DATA / "log.txt"),
     "ANSWER": str(DATA / "chat_n2.json"),
 }
+JAEGER = [f"{verb} http://me:secret@localhost:16686/search" for verb in ("open", "watch --headless", "report")]
 CASES = {  # a command, and what it says
     "serve --debug-socket /nope/x": "--debug-socket /nope/x: no such file or",
     "serve --debug-socket p.txt": "--debug-socket p.txt: it exists and is no",
@@ -43,6 +41,10 @@ CASES = {  # a command, and what it says
     "capture p.txt -o o.jsonl --metrics-port PORT": "choose another port if this one is in use",
     "capture p.txt -o o.jsonl --target ./nothing": "no model at ./nothing",
     "capture p.txt -o o.jsonl --drafter eagle --draft-model ./no": "no head",
+    **{
+        f"capture p.txt -o o.jsonl --draft-model head{drafter}": "head holds a drafter of the kind DFlash2"
+        for drafter in ("", " --drafter eagle", " --drafter draft_model")
+    },
     "capture p.txt -o o.jsonl --device toaster": "'toaster' is not supported",
     "capture p.txt -o o.jsonl --device mps": "'mps' is not supported",
     "capture p.jsonl -o o.jsonl --no-text": "p.jsonl, line 1: temperature must be a number, not a value that is not sh",
@@ -72,6 +74,10 @@ CASES = {  # a command, and what it says
     "debug none.sock": "there is no file none.sock; a prompt contains spaces or is one plain word",
     "debug PLANTED 'a prompt'": "is a capture, so debug takes no prompts with it",
     "debug PLANTED PLANTED": "is a capture, so debug takes no prompts with it",
+    **{
+        f"{words} PLANTED": "specscope open PLANTED shows it, specscope debug PLANTED debugs it"
+        for words in ("run", "debug --file", "capture -o o.jsonl")
+    },
     "debug http://127.0.0.1:8000/metrics": "is not a trace's address",
     "debug PLANTED#r0@999": "has no step 999",
     "debug COUNTS": "cannot be debugged: the capture holds counts only (vLLM /metrics reports no trees)",
@@ -114,6 +120,7 @@ CASES = {  # a command, and what it says
     "why p.txt r1@3": "extra argument (r1@3): a step is written FILE#r1@3 (see",
     "why p.txt r1": "extra argument (r1): a request is written FILE#r1 (see",
     "why SAMPLED@3": "is written SAMPLED#REQUEST@3",
+    **dict.fromkeys(JAEGER, "is Jaeger's start page: open a trace there and give its address (.../trace/ID)"),
     "report p.jsonl": "is a file of prompts, not a capture",
     "open ./none.jsonl": "cannot read none.jsonl: No such file",
     "compare SAMPLED": "over time: specscope report SAMPLED",
@@ -167,6 +174,8 @@ def ended(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("early")
     (folder / "p.txt").write_text("a prompt\n")
     (folder / "p.jsonl").write_text('{"prompt": "x", "temperature": "hot secret"}\n')
+    (folder / "head").mkdir()
+    (folder / "head" / "config.json").write_text('{"architectures": ["DFlash2DraftModel"]}')
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         swap = FILES | {"TINY": str(tiny), "PORT": str(taken.getsockname()[1])}
@@ -176,7 +185,7 @@ def ended(tiny, tmp_path_factory):
             timeout=HANG_SECONDS, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert sorted(os.listdir(folder)) == ["p.jsonl", "p.txt"]
+    assert sorted(os.listdir(folder)) == ["head", "p.jsonl", "p.txt"]
     return dict(zip(CASES, json.loads(done.stdout), strict=True))
 
 

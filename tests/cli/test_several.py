@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import run_here
-
-TRACES = Path(__file__).parents[2] / "traces"
-EAGLE, SAMPLED, NGRAM = (str(TRACES / f"{name}.jsonl") for name in ("eagle", "sampled", "ngram"))
+from tests.support.samples import EAGLE, NGRAM, SAMPLED
 
 
 @pytest.fixture(scope="module")

@@ -68,16 +68,6 @@ def test_a_request_of_a_batch_is_read_whole_with_its_engine_steps_and_without(ha
         told("verify", f"{store.url}/trace/{request}")
 
 
-def test_tables_are_written_of_it(store, tmp_path):
-    assert "1 request, 11 steps" in told("export", store.given, "-o", tmp_path / "tables").stderr
-
-
-def test_what_is_refused_is_an_envelope_with_json_and_names_the_address(store):
-    done = told("report", store.address, "--json", code=2)
-    assert "401 Unauthorized: give a login with --header" in done.stderr
-    assert json.loads(done.stdout)["error"] in done.stderr
-
-
 def test_headers_are_sent_and_not_printed():
     with Store(jaeger(TRACES), login="Bearer secret") as store:
         headers = ("--header", "authorization:Bearer secret", "--header", "X-Scope-OrgID: 7")
@@ -92,7 +82,11 @@ def test_headers_are_sent_and_not_printed():
     assert "--header goes to a trace store" in told("debug", "--header", "a: secret", "hi", code=2).stderr
 
 
-def test_what_is_missing_of_it_is_said(store):
+def test_tables_are_written_of_it_and_what_is_missing_or_refused_is_said(store, tmp_path):
+    assert "1 request, 11 steps" in told("export", store.given, "-o", tmp_path / "tables").stderr
+    done = told("report", store.address, "--json", code=2)
+    assert "401 Unauthorized: give a login with --header" in done.stderr
+    assert json.loads(done.stdout)["error"] in done.stderr
     step = next(trace for trace in TRACES if trace != REQUEST)
     store.answers[f"/api/v3/traces/{step}"] = Answer(b"", 503)
     note = f"1 of {len(TRACES) - 1} engine steps that the trace links to were not fetched: the store answered 503"
@@ -143,16 +137,13 @@ def test_an_address_without_its_scheme_is_told_what_it_lacks(place):
     assert not any(map(StoreAddress.lacks_scheme, ("run.jsonl", "traces/ngram.jsonl", "run.jsonl#r0@3", "/trace/ab")))
 
 
-def test_a_recording_may_be_piped_in():
-    whole = PLANTED.read_text()
+def test_a_recording_that_is_piped_in_is_read_and_shown_and_keys_come_from_the_terminal():
     by_file, by_pipe = (
-        json.loads(told("report", name, "--json", stdin=whole).stdout)["captures"][0] for name in (PLANTED, "-")
+        json.loads(told("report", name, "--json", stdin=PLANTED.read_text()).stdout)["captures"][0]
+        for name in (PLANTED, "-")
     )
     assert (by_file.pop("source"), by_pipe.pop("source")) == (str(PLANTED), "standard input")
     assert by_pipe == by_file
-
-
-def test_a_recording_that_is_piped_in_is_shown_and_keys_come_from_the_terminal():
     command = f"cat {PLANTED} | {sys.executable} -m specscope open -"
     terminal = Terminal(["sh", "-c", command])
     try:

@@ -2,30 +2,27 @@
 
 import dataclasses
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from specscope.cli.main import cli
-from specscope.errors import UserError
-from specscope.lifetime import Lifetime
 from specscope.plans.costs import CostPoint, Costs, about_run, write_costs
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.faults.models import HEAD, TARGET, story
 from tests.faults.settings import Setting, record
+from tests.support.commands import run_here, specscope
+from tests.support.samples import EAGLE, NGRAM
 
-TRACES = Path(__file__).parents[2] / "traces"
-EAGLE = TRACES / "eagle.jsonl"
 
-
-def run(*arguments):
-    return CliRunner().invoke(cli, ["tune", *map(str, arguments)])
+def tuned(*words):
+    """What is printed."""
+    done = specscope("tune", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture
@@ -41,26 +38,25 @@ def costs(tmp_path):
     return file
 
 
-def test_acceptance_alone_needs_no_costs():
-    result = run(EAGLE, "--no-costs", "--nodes", 8, "--tree", "3")
-    assert result.exit_code == 0, result.output
-    assert "The best static tree of each size" in result.output
-    assert "The best dynamic tree of each size" in result.output
-    assert "tok/s" not in result.output
-    assert re.search(r"^3 +3 .* 3 *$", result.output, re.M)
+def test_acceptance_alone_needs_no_costs(tmp_path):
+    out = tuned(EAGLE, "--no-costs", "--nodes", 8, "--tree", "3")
+    assert "The best static tree of each size" in out
+    assert "The best dynamic tree of each size" in out
+    assert "tok/s" not in out
+    assert re.search(r"^3 +3 .* 3 *$", out, re.M)
+    told_by_its_config = record(Setting("dflash chain", requests=4, tokens=40), tmp_path / "run.jsonl")
+    assert "The best static tree of each size" in tuned(told_by_its_config, "--no-costs")
 
 
 def test_costs_from_a_file_give_a_tree_to_take(costs):
-    result = run(EAGLE, "--costs", costs)
-    assert result.exit_code == 0, result.output
-    said = " ".join(result.output.split())
+    said = " ".join(tuned(EAGLE, "--costs", costs).split())
     assert re.search(
         r"Recommended: --tree \S+ [0-9.]+ tokens/s predicted, \+[0-9.]+% over the default .* \(between", said
     )
-
-
-def test_json(costs):
-    found = json.loads(run(EAGLE, "--costs", costs, "--json", "--tree", "top:2x2").output)
+    words = ["tune", EAGLE, "--costs", str(costs), "--json", "--tree", "top:2x2"]
+    code = f"import sys; from specscope.cli.main import cli\ncli({words!r}, standalone_mode=False)\n"
+    code += "assert 'torch' not in sys.modules"
+    found = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
     assert found["choice"]["names"][-1] == "choice"
     assert found["recorded_acceptance_length"] > 1
     assert {"recorded", "default", "plain"} <= {name for row in found["trees"] for name in row["names"]}
@@ -69,51 +65,38 @@ def test_json(costs):
     assert low < value < high
 
 
-def test_with_costs_from_a_file_no_torch_is_loaded(costs):
-    code = f"""
-import sys
-from specscope.cli.main import cli
-cli(["tune", {str(EAGLE)!r}, "--costs", {str(costs)!r}], standalone_mode=False)
-assert "torch" not in sys.modules
-"""
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=env)
+DAMAGED = Path(__file__).parents[1] / "data" / "damaged"
 
 
-def refused(result):
-    assert isinstance(result.exception, UserError), result.output
-    return str(result.exception)
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory):
+    """One without drafts, and one of another engine."""
+    history, folder = read_capture(EAGLE).history, tmp_path_factory.mktemp("captures")
+    others = dataclasses.replace(history.run, versions={**history.run.versions, "vllm": "0.11"})
+    for name, run, steps in (("none", history.run, history.steps[:1]), ("vllm", others, history.steps)):
+        writer = CaptureWriter(folder / f"{name}.jsonl", run, history.vocabulary)
+        for step in steps:
+            writer(step)
+        writer.close()
+    return folder
 
 
-def test_what_does_not_fit_together_is_refused(costs, tmp_path):
-    assert "holds the costs of drafter eagle" in refused(run(TRACES / "ngram.jsonl", "--costs", costs))
-    assert "give --batch 1" in refused(run(EAGLE, "--costs", costs, "--batch", 2))
-
-
-def test_a_drafter_whose_default_tree_its_config_tells_is_tuned(tmp_path):
-    capture = record(Setting("dflash chain", requests=4, tokens=40), tmp_path / "run.jsonl")
-    result = run(capture, "--no-costs")
-    assert result.exit_code == 0, result.output
-    assert "The best static tree of each size" in result.output
-
-
-def test_a_capture_without_drafts_is_refused(tmp_path):
-    history = read_capture(EAGLE).history
-    writer = CaptureWriter(tmp_path / "c.jsonl", history.run, history.vocabulary)
-    for step in history.steps[:1]:
-        writer(step)
-    writer.close()
-    assert "has no drafts" in refused(run(tmp_path / "c.jsonl", "--no-costs"))
-
-
-def test_costs_that_are_neither_there_nor_can_be_measured_are_missed(tmp_path):
-    history = read_capture(EAGLE).history
-    run_of_another = dataclasses.replace(history.run, versions={**history.run.versions, "vllm": "0.11"})
-    writer = CaptureWriter(tmp_path / "c.jsonl", run_of_another, history.vocabulary)
-    for step in history.steps:
-        writer(step)
-    writer.close()
-    assert "there are no costs at none.json, and" in refused(run(tmp_path / "c.jsonl", "--costs", "none.json"))
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (f"{NGRAM} --costs COSTS", "holds the costs of drafter eagle"),
+        (f"{EAGLE} --costs COSTS --batch 2", "give --batch 1"),
+        ("MADE/none.jsonl --no-costs", "has no drafts"),
+        ("MADE/vllm.jsonl --costs none.json", "there are no costs at none.json, and"),
+        (f"{DAMAGED}/tune-max-empty.jsonl --no-costs", "error: the capture shows too little to judge any tree"),
+    ],
+)
+def test_what_tells_no_tree_or_does_not_fit_together_is_refused(words, says, form, costs, captures):
+    words = words.replace("COSTS", str(costs)).replace("MADE", str(captures)).split()
+    code, out, err = run_here(["tune", *words, *form])
+    assert (code, err.count("\n"), bool(out)) == (2, 1, bool(form))
+    assert says in err
 
 
 def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
@@ -125,13 +108,11 @@ def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     lines.write_text("\n".join(story(60 + i, 40) for i in range(4)))
     models = ["--target", str(TARGET), "--draft-model", str(HEAD)]
     flags = ["--raw", "--dtype", "float32", "--max-tokens", "20", "--kv-memory", "0.05"]
-    capture = ["capture", str(lines), "-o", str(tmp_path / "c.jsonl"), "--tree", "dynamic:12,depth=3,top=4"]
-    assert CliRunner().invoke(cli, [*capture, *models, *flags], obj=Lifetime()).exit_code == 0
+    capture = ["capture", lines, "-o", tmp_path / "c.jsonl", "--tree", "dynamic:12,depth=3,top=4"]
+    assert specscope(*capture, *models, *flags).returncode == 0
     lines.write_text("\n".join(story(90 + i, 40) for i in range(3)))
     check = ["--check", "--prompts", lines, "--costs", tmp_path / "costs.json", "--tree", "2", "--nodes", 8]
-    result = run(tmp_path / "c.jsonl", *models, *check, "--json")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout[result.stdout.index("{") :])
+    found = json.loads(tuned(tmp_path / "c.jsonl", *models, *check, "--json"))
     named = {name: row for row in found["trees"] for name in row["names"]}
     for name in ("plain", "default", "choice"):
         assert named[name]["measured_tokens_per_s"] > 0
@@ -139,22 +120,10 @@ def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     assert chain["measured_acceptance_length"] == pytest.approx(chain["acceptance_length"]["value"], rel=0.5)
     assert {"none", "2", named["choice"]["tree"] or "none"} <= set(found["checked"]["errors"])
     assert json.loads((tmp_path / "costs.json").read_text())["about"]["drafter"] == "eagle"
-    again = json.loads(run(tmp_path / "c.jsonl", "--costs", tmp_path / "costs.json", "--json").stdout)
+    again = json.loads(tuned(tmp_path / "c.jsonl", "--costs", tmp_path / "costs.json", "--json"))
     assert again["costs"] == found["costs"]  # read, and no model is needed
 
 
-DAMAGED = Path(__file__).parents[1] / "data" / "damaged"
-
-
-@pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_recorded_tree_that_cannot_be_read_leaves_the_others_to_be_judged(form):
-    found = run(DAMAGED / "tune-indexerror.jsonl", "--no-costs", *form)
-    assert found.exit_code == 0, found.output
-    assert bool(re.search(r"^4 +4 .* 4 *$", found.output, re.M)) if not form else ('"tree": "4"' in found.output)
-
-
-@pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_capture_that_tells_of_no_tree_is_refused_in_text_and_json_alike(form):
-    found = run(DAMAGED / "tune-max-empty.jsonl", "--no-costs", *form)
-    assert isinstance(found.exception, UserError)
-    assert str(found.exception).startswith("the capture shows too little to judge any tree")
+def test_a_recorded_tree_that_cannot_be_read_leaves_the_others_to_be_judged():
+    for form, says in (([], r"^4 +4 .* 4 *$"), (["--json"], '"tree": "4"')):
+        assert re.search(says, tuned(DAMAGED / "tune-indexerror.jsonl", "--no-costs", *form), re.M)

@@ -15,17 +15,21 @@ from specscope.remote.receiver import Receiver
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.unspan import Decoder, run_info
-from tests.bad_inputs import PLANTED
 from tests.processes import ENV, SPECSCOPE, Terminal
 from tests.support.commands import run_here
 from tests.support.records import received
+from tests.support.samples import PLANTED, SAMPLED
 from tests.waiting import HANG_SECONDS, until
 from tests.watch.samples import DATA, changed, text, two_engines
 from tests.watch.server import Page
 
 pytestmark = pytest.mark.usefixtures("patient")
 
-LOG, CHAT = str(DATA / "log.txt"), str(DATA / "chat_greedy.json")
+LOG = str(DATA / "log.txt")
+PAGES = [
+    two_engines(text(f"metrics_{one}.txt"), text(f"metrics_{other}.txt"))
+    for one, other in (("before", "idle"), ("after", "before"))
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +39,6 @@ def watched(tmp_path_factory):
     code, out, err = run_here(["watch", LOG, "--headless", "-o", str(path)])
     assert code == 0, err
     return str(path), out, err
-
-
-@pytest.fixture
-def captured(watched):
-    return watched[0]
 
 
 def test_a_log_as_a_table_and_as_a_capture(watched):
@@ -72,17 +71,8 @@ def test_a_password_is_neither_printed_nor_recorded(tmp_path):
     assert not any("hunter2" in each for each in (out, err, *more, *gone, path.read_text()))
 
 
-def test_damaged_lines_are_counted_and_named(tmp_path):
-    lines = text("log.txt").splitlines(keepends=True)
-    (tmp_path / "v.log").write_text("".join([lines[1][:110] + "\n", *lines]))
-    code, out, err = run_here(["watch", str(tmp_path / "v.log"), "--headless"])
-    assert code == 0
-    assert "warning:" in err
-    assert "left out 1×: line 1: a `SpecDecoding metrics:` line without its" in err
-    assert "106" in out
-
-
-def test_report_replays_the_figures(captured, tmp_path):
+def test_report_replays_the_figures(watched, tmp_path):
+    captured = watched[0]
     code, out, err = run_here(["report", captured])
     assert (code, err) == (0, "")
     assert "reported by  vLLM log" in out
@@ -96,13 +86,15 @@ def test_report_replays_the_figures(captured, tmp_path):
     assert [one["told"]["drafts"] for one in told["intervals"]] == [4, 4, 106, 45, 22]
     assert told["pooled"]["emitted"] is None
     assert told["pooled"]["kinds"] is None
+    (of_the_log,) = json.loads(run_here(["report", LOG, "--json"])[1])["captures"]  # under its own name
+    assert (of_the_log["source"], of_the_log["pooled"]) == (LOG, told["pooled"])
     page = tmp_path / "page.html"
     assert run_here(["export", captured, "-o", str(page)])[0] == 0
     assert "Acceptance, over all intervals" in page.read_text()
 
 
-def test_compare_compares_figures(captured, tmp_path):
-    sampled = str(Path(PLANTED).parent / "sampled.jsonl")
+def test_compare_compares_figures(watched, tmp_path):
+    captured, sampled = watched[0], SAMPLED
     code, out, err = run_here(["compare", captured, sampled])
     assert (code, err) == (0, "")
     assert any(line.split()[:4] == ["mean", "acceptance", "length", "τ"] for line in out.splitlines())
@@ -123,9 +115,8 @@ def test_compare_compares_figures(captured, tmp_path):
 
 def test_each_engine_has_a_capture_of_its_own(tmp_path):
     path = tmp_path / "w.jsonl"
-    pages = (("metrics_before.txt", "metrics_idle.txt"), ("metrics_after.txt", "metrics_before.txt"))
     with (
-        Page(*(two_engines(text(one), text(other)) for one, other in pages)) as both,
+        Page(*PAGES) as both,
         Page(text("metrics_idle.txt"), changed(text("metrics_before.txt"), drafts=7)) as third,
     ):
         command = ["watch", both.url, third.url, "--interval", "0.2", "--for", "0.5", "--headless", "-o", str(path)]
@@ -159,13 +150,14 @@ def test_what_a_source_names_replaces_no_capture(tmp_path):
 def test_a_page_makes_no_more_files_than_it_may(tmp_path, monkeypatch):
     monkeypatch.setattr("specscope.watch.watching.ENGINES", 2)
     log = text("log.txt").splitlines()
-    lines = [re.sub(r"Engine \d+", f"Engine {number:03}", line) for number in range(5) for line in log]
+    lines = [log[1][:110], *(re.sub(r"Engine \d+", f"Engine {number:03}", line) for number in range(5) for line in log)]
     (tmp_path / "many.log").write_text("\n".join(lines) + "\n")
     code, _, err = run_here(["watch", str(tmp_path / "many.log"), "--headless", "-o", str(tmp_path / "w.jsonl")])
     assert code == 0, err
     assert sorted(one.name for one in tmp_path.glob("*.jsonl")) == ["w-2.jsonl", "w.jsonl"]
     assert err.count("more than 2 engines: further ones are left out") == 1
     assert "warning: 15 intervals of more than 2 engines left out" in err
+    assert "left out 1×: line 1: a `SpecDecoding metrics:` line without its" in err  # it is damaged
 
 
 def test_a_capture_that_is_deleted_meanwhile_is_told_and_the_code_says_so(tmp_path):
@@ -223,8 +215,7 @@ def test_what_it_writes_and_sends_holds_no_text_of_a_response(tmp_path, level):
 
 def test_on_a_screen_with_two_engines(tmp_path):
     path = tmp_path / "w.jsonl"
-    pages = (("metrics_before.txt", "metrics_idle.txt"), ("metrics_after.txt", "metrics_before.txt"))
-    with Page(*(two_engines(text(one), text(other)) for one, other in pages)) as page:
+    with Page(*PAGES) as page:
         terminal = Terminal([*SPECSCOPE, "watch", page.url, "--interval", "0.6", "-o", str(path)])
         try:
             terminal.wait_for(lambda: b"no data yet" in terminal.screen)
@@ -251,29 +242,11 @@ LLAMA = Path(__file__).parents[1] / "data" / "people" / "llamacpp"
 STEPS, SYNTHETIC = str(LLAMA / "steps.log"), str(LLAMA / "synthetic.log")
 
 
-def test_report_reads_a_log_as_its_capture(tmp_path):
-    """As it does the capture that watch makes of it, under the log's own name."""
-    capture = str(tmp_path / "w.jsonl")
-    assert run_here(["watch", STEPS, "--headless", "-o", capture])[0] == 0
-    reports = []
-    for file in (STEPS, capture):
-        code, out, err = run_here(["report", file, "--json"])
-        assert code == 0, err
-        values = json.loads(out)
-        assert values["source"] in (file, [file])
-        reports.append(values["pooled"])
-    assert reports[0] == reports[1]
-    assert reports[0]["drafts"] == 71
-
-
-def test_compare_reads_logs_and_judges_them():
+def test_logs_are_compared_and_a_made_up_run_beside_a_real_one_is_a_warning(tmp_path):
     code, out, _ = run_here(["compare", STEPS, SYNTHETIC, "--fail-if", "tau drops > 2%"])
     assert (code, "not shown: the interval includes it" in out) == (0, True)  # of three intervals
     assert re.search(r"3\.90 +2\.40 +-1\.50 ", out)
     assert run_here(["compare", STEPS, SYNTHETIC, "--fail-if", "tau < 3"])[0] == 1
-
-
-def test_a_made_up_run_beside_a_real_one_is_a_warning(tmp_path):
     code, _, err = run_here(["compare", STEPS, SYNTHETIC, "--json"])
     assert code == 0
     assert "warning: B has synthetic verdicts and A does not say so: their figures cannot be compared" in err
@@ -284,9 +257,3 @@ def test_a_made_up_run_beside_a_real_one_is_a_warning(tmp_path):
     config = f"INFO 11-25 10:11:12 [utils.py:1] non-default args: {method}\n"
     (tmp_path / "v.log").write_text(config + log)
     assert "B has synthetic verdicts" in run_here(["compare", LOG, str(tmp_path / "v.log")])[2]
-
-
-def test_a_log_without_drafts_is_refused(tmp_path):
-    (tmp_path / "empty.log").write_text("0.00.001.594 I srv  llama_server: initializing ...\n")
-    code, _, err = run_here(["report", str(tmp_path / "empty.log")])
-    assert (code, "nothing that watch recognises" in err) == (2, True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -13,9 +12,7 @@ from rich.console import Console
 from specscope.analyze.table import Table
 from specscope.analyze.text import table_block
 from tests.support.commands import run_here
-
-TRACES = Path(__file__).parents[2] / "traces"
-EAGLE, SAMPLED, PLANTED = (str(TRACES / f"{name}.jsonl") for name in ("eagle", "sampled", "planted"))
+from tests.support.samples import EAGLE, PLANTED, ROOT, SAMPLED
 
 
 def shown(table: Table, width: int) -> list[str]:
@@ -30,7 +27,7 @@ PIPED = [
     ("verify", PLANTED),
     ("diagnose", PLANTED, "--no-audit"),
     ("tune", EAGLE, "--no-costs", "--nodes", "12"),
-    ("watch", str(TRACES.parent / "tests/data/vllm/chat_greedy.json"), "--headless"),
+    ("watch", str(ROOT / "tests/data/vllm/chat_greedy.json"), "--headless"),
 ]
 
 

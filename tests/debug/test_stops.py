@@ -1,19 +1,25 @@
-"""Why a run stopped: a reason with its facts, over an engine and over its capture alike; and the words for it."""
+"""Why a run stopped: a reason with its facts, over an engine and its capture alike; the words for it, and a screen."""
 
 import pytest
 
 from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.debug.session import Session
 from specscope.debug.show import stop_text, why_text
+from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History
 from tests.trace.samples import records
 
 
 @pytest.fixture
-def session():
-    history = History()
+def history():
+    made = History()
     for record in records():
-        history.append(record)
+        made.append(record)
+    return made
+
+
+@pytest.fixture
+def session(history):
     return Session(history)
 
 
@@ -97,3 +103,20 @@ def test_a_screen_tells_why_and_where_by_its_own_history(session):
     assert len(stop.hits) > 1 or where.startswith("step 0  ")
     unknown = Stop(StopReason.BREAKPOINT, 99, (BreakpointHit(1, "break step", 99, "r1", None),))
     assert stop_text(unknown, session.history) == "breakpoint 1 (break step) at step 99, r1"
+
+
+def test_goto_start_of_a_screen_searches_the_first_step_too_and_moving_it_moves_the_debugger(history):
+    """A screen has no place before the first step, and the debugger has."""
+    shown = Viewer(history=history)
+    shown.goto_end()
+    shown.debug("break step if step == 0")
+    shown.debug("continue")
+    assert "goto start goes before the first" in shown.news[-1].text
+    shown.debug("goto start")
+    assert (shown.news[-1].text, shown.position) == ("before the first step", 0)
+    shown.debug("continue")
+    assert shown.news[-1].text.startswith("breakpoint 1 (break step if step == 0) at step 0")
+    shown.debug("goto start")
+    shown.goto(1)
+    shown.debug("where")
+    assert shown.news[-1].text.startswith("step 1")

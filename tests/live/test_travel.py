@@ -18,7 +18,7 @@ from specscope.trace.history.history import History
 from specscope.trace.record.tree import ROOT
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
-from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, fresh
+from tests.engines import DRAFTERS, PROMPTS, SMALL, fresh
 
 FORKS = [
     "",
@@ -33,11 +33,6 @@ FORKS = [
     "coin=0:0.999",
     "max_tokens=3",
 ]
-
-
-@pytest.fixture(scope="module")
-def engines(deep, tmp_path_factory):
-    return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
 class Travel(RuleBasedStateMachine):

@@ -6,12 +6,12 @@ The long run is made of a capture's steps again and again, each time with other 
 find the repetition. Reading a capture is not in the time.
 """
 
-import dataclasses
 import itertools
 import shutil
 import sys
 import tempfile
 import time
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,16 +27,16 @@ TOKENS = 20_000  # of the vocabulary, drawn by Zipf's law
 def jittered(value, rng):
     """A record with other numbers and tokens of the same kinds; 0, 1 and shapes stay."""
     changes = {}
-    for field in dataclasses.fields(value):
+    for field in fields(value):
         held = getattr(value, field.name)
-        if dataclasses.is_dataclass(held):
+        if is_dataclass(held):
             changes[field.name] = jittered(held, rng)
         elif isinstance(held, np.ndarray) and held.dtype.kind == "f":
             other = (held * rng.uniform(0.5, 1.0, held.shape)).astype(held.dtype)
             changes[field.name] = np.where((held == 0) | (held == 1), held, other)
         elif isinstance(held, np.ndarray) and field.name in ("token", "top", "draft_top", "choice"):
             changes[field.name] = (rng.zipf(1.3, held.shape) % TOKENS).astype(held.dtype)
-    return dataclasses.replace(value, **changes)
+    return replace(value, **changes)
 
 
 def long_run(sample, steps):
@@ -46,22 +46,18 @@ def long_run(sample, steps):
     made, count = History(read.run, Vocabulary(pieces)), 0
     for number, record in enumerate(itertools.cycle(read.steps)):
         lap = number // len(read.steps)
-        ends = [dataclasses.replace(end.info, id=f"{end.info.id}.{lap}") for end in record.finished]
-        made.append(
-            dataclasses.replace(
-                record,
-                step=number,
-                admitted=tuple(dataclasses.replace(info, id=f"{info.id}.{lap}") for info in record.admitted),
-                requests=tuple(
-                    dataclasses.replace(jittered(part, rng), request=f"{part.request}.{lap}")
-                    for part in record.requests
-                ),
-                preempted=(),
-                finished=tuple(
-                    dataclasses.replace(end, info=info) for end, info in zip(record.finished, ends, strict=True)
-                ),
-            )
-        )
+
+        def of_lap(info, lap=lap):
+            return replace(info, id=f"{info.id}.{lap}")
+
+        change = {
+            "admitted": tuple(map(of_lap, record.admitted)),
+            "requests": tuple(
+                replace(jittered(part, rng), request=f"{part.request}.{lap}") for part in record.requests
+            ),
+            "finished": tuple(replace(end, info=of_lap(end.info)) for end in record.finished),
+        }
+        made.append(replace(record, step=number, preempted=(), **change))
         count += len(record.requests)
         if count >= steps:
             break

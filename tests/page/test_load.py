@@ -1,18 +1,14 @@
 """specscope.load: the tables are those that export writes, and the parents are what the records hold."""
 
-from pathlib import Path
-
 import pyarrow.parquet as pq
 import pytest
 
 import specscope
 from specscope.analyze.export.exporting import export
-
-TRACES = Path(__file__).parents[2] / "traces"
-SAMPLES = [str(TRACES / name) for name in ("eagle.jsonl", "sampled.jsonl", "planted.jsonl", "evidence.jsonl")]
+from tests.support.samples import EAGLE, EVIDENCE, PLANTED, SAMPLED
 
 
-@pytest.mark.parametrize("capture", SAMPLES)
+@pytest.mark.parametrize("capture", [EAGLE, SAMPLED, PLANTED, EVIDENCE])
 def test_tables_are_those_of_export(capture, tmp_path):
     run = specscope.load(capture)
     export([capture], str(tmp_path / "tables"))
@@ -22,7 +18,7 @@ def test_tables_are_those_of_export(capture, tmp_path):
         assert getattr(run, name).to_pylist() == written.to_pylist(), name
 
 
-@pytest.mark.parametrize("capture", SAMPLES)
+@pytest.mark.parametrize("capture", [EAGLE, SAMPLED, PLANTED, EVIDENCE])
 def test_parents_are_those_of_the_records(capture):
     run = specscope.load(capture)
     parts = [(record, part) for record in run.history.steps for part in record.requests]

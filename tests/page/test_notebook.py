@@ -1,8 +1,6 @@
 """What a notebook shows: the terminal's words, every node in its place, and nothing that a capture wrote as HTML."""
 
 import re
-from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -15,42 +13,17 @@ from specscope.page.write import PageRun, write_page
 from specscope.trace.history.history import History
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import branches, draw_tree
+from tests.page.html import Page
+from tests.support.samples import EAGLE, SAMPLED
 from tests.trace import test_damaged as damaged
 
-TRACES = Path(__file__).parents[2] / "traces"
 HOSTILE = "</pre></td><script>alert(1)</script><img src=x onerror=alert(1)>\"'&<!--\u202e\ud800\x1b[2J"
 TAGS = {"b", "br", "div", "pre", "small", "span", "table", "tbody", "td", "th", "thead", "tr"}
 
 
-class Read(HTMLParser):
-    """The tags of a text with their attributes, the cells of its tables, and all words."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.open, self.rows, self.words = [], [], [], []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.open += [] if tag == "br" else [tag]
-        if tag == "tr":
-            self.rows.append([])
-        if tag == "td":
-            self.rows[-1].append([int(dict(attrs).get("rowspan", 1)), ""])
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-        if "td" in self.open:
-            self.rows[-1][-1][1] += data
-
-
 @pytest.fixture(scope="module")
 def run():
-    return specscope.load(TRACES / "sampled.jsonl")
+    return specscope.load(SAMPLED)
 
 
 def test_every_step_stands_as_in_a_terminal(run):
@@ -61,7 +34,7 @@ def test_every_step_stands_as_in_a_terminal(run):
             tree = draw_tree(step, run.history.vocabulary)
             assert tree in str(shown)
             grid, place = {}, {}
-            read = Read(shown.html)
+            read = Page(shown.html)
             for row, cells in enumerate(read.rows):
                 for span, words in cells:
                     column = next(c for c in range(99) if (row, c) not in grid)
@@ -84,26 +57,26 @@ def _line(tree, node, step):
 
 def test_a_request_shows_its_whole_output_by_origin(run):
     request = next(one for one in run.report.requests if one.id == "r0")
-    read = Read(run["r0"].html)
+    read = Page(run["r0"].html)
     spans = [given["title"] for tag, given in read.tags if tag == "span"]
     assert len(spans) == len(request.token_ids) + 4  # and the legend
     assert request.output in "".join(read.words)
     assert request.output in str(run["r0"])
-    assert Read(run["r0@2/1"].html).tags != Read(run["r0@2"].html).tags  # the node is marked
+    assert Page(run["r0@2/1"].html).tags != Page(run["r0@2"].html).tags  # the node is marked
 
 
 def test_a_run_and_a_comparison_in_a_terminal_and_in_a_notebook(run):
     assert re.fullmatch(
         r".*sampled.jsonl: SmolLM2.*, draft_model, tree .*; 3 requests, 17 .*, .* length 1.71", repr(run)
     )
-    words = "".join(Read(run._repr_html_()).words)
+    words = "".join(Page(run._repr_html_()).words)
     assert "mean acceptance length τ" in words
     assert "Count from one to ten" in words
-    other = specscope.load(TRACES / "eagle.jsonl")
+    other = specscope.load(EAGLE)
     compared, sides = run.compare(other), [from_history(one.history, one.source) for one in (run, other)]
     summary = compare(*sides).summary
     assert summary in " ".join(str(compared).split())  # which is wrapped
-    assert summary in "".join(Read(compared.html).words)
+    assert summary in "".join(Page(compared.html).words)
     for reference, says in (("r9", "there is no request"), ("r0@999", "no step 999"), ("r0@2/99", "no node 99")):
         with pytest.raises(UserError, match=says):
             run[reference]
@@ -120,7 +93,7 @@ def test_nothing_that_a_capture_wrote_is_read_as_html(monkeypatch):
     steps = [run[f"{name}@{step.index}"] for step in history.requests[name].steps]
     for shown in (run, run[name], *steps, run.compare(run)):
         html = shown._repr_html_()
-        read = Read(html)
+        read = Page(html)
         assert {tag for tag, _ in read.tags} <= TAGS
         assert {attribute for _, given in read.tags for attribute in given} <= {"style", "title", "rowspan"}
         assert not read.open
@@ -130,9 +103,9 @@ def test_nothing_that_a_capture_wrote_is_read_as_html(monkeypatch):
 
 
 def test_the_page_stands_in_a_frame_whole(run, tmp_path):
-    for others in ((), (specscope.load(TRACES / "eagle.jsonl"),)):
+    for others in ((), (specscope.load(EAGLE),)):
         shown = run.page(*others, height=500)
-        ((tag, given),) = Read(shown.html).tags
+        ((tag, given),) = Page(shown.html).tags
         assert (tag, given["sandbox"], "height:500px" in given["style"]) == ("iframe", "allow-scripts", True)
         page = given["srcdoc"].encode()
         written = tmp_path / "run.html"

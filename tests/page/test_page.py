@@ -8,8 +8,6 @@ import re
 import shutil
 import subprocess
 import zlib
-from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -17,31 +15,11 @@ from specscope.page import write
 from specscope.page.columns import CHUNK
 from specscope.tui.keys import KEYS
 from tests.page.hostile import BAD, hostile
+from tests.page.html import Page
 from tests.support.commands import run_here
+from tests.support.samples import EAGLE, PLANTED, ROOT, SAMPLED, TRACES
 
-ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "specscope" / "page" / "source"
-SAMPLED, EAGLE, PLANTED = (str(ROOT / "traces" / f"{name}.jsonl") for name in ("sampled", "eagle", "planted"))
-
-
-class Page(HTMLParser):
-    """The tags of a page and the texts of its scripts."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.held, self._in = [], {}, None
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._in = (tag, dict(attrs).get("id", "code"))
-
-    def handle_endtag(self, tag):
-        self._in = None
-
-    def handle_data(self, data):
-        if self._in and self._in[0] in ("script", "style"):
-            self.held[self._in] = self.held.get(self._in, "") + data
 
 
 def exported(tmp_path, *words):
@@ -156,9 +134,9 @@ def test_the_keys_are_the_screens(tmp_path):
 
 def test_the_samples_are_small():
     for name in ("sampled", "compared"):
-        page = Page((ROOT / "traces" / f"{name}.html").read_text())
+        page = Page((TRACES / f"{name}.html").read_text())
         assert len(head(page)["runs"]) == 1 + (name == "compared")
-        assert (ROOT / "traces" / f"{name}.html").stat().st_size < 300_000
+        assert (TRACES / f"{name}.html").stat().st_size < 300_000
 
 
 def test_the_bundle_is_made_of_the_sources(tmp_path):

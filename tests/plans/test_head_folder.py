@@ -1,9 +1,7 @@
-"""Which kind of head lies in a folder, and that it is refused as that before torch is imported."""
+"""Which kind of head lies in a folder, and that it is refused as that (tests/cli: before torch is imported)."""
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -140,20 +138,3 @@ def test_a_config_without_end_or_of_any_size_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"config\.json: it is no regular file"):
         head_place(str(folder))
     assert not is_head(folder)
-
-
-@pytest.mark.parametrize("flags", [["--drafter", "eagle"], ["--drafter", "draft_model"], []])
-def test_the_command_refuses_it_before_torch(tmp_path, flags):
-    folder = written(tmp_path / "h", OTHERS["DFlash2"][0])
-    (tmp_path / "prompts.txt").write_text("hello\n")
-    words = ["capture", str(tmp_path / "prompts.txt"), "-o", str(tmp_path / "o.jsonl"), "--draft-model", str(folder)]
-    code = (
-        f"import sys; sys.argv = ['specscope', *{[*words, *flags]!r}]\n"
-        "from specscope.__main__ import main\n"
-        "try: main()\n"
-        "finally: assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert f"{folder} holds a drafter of the kind DFlash2" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -9,14 +9,8 @@ from specscope.trace.wire.spans import SERVER, Encoder, SpanLevel
 
 
 @pytest.fixture(scope="module")
-def alone(tiny):
-    """An engine of the same model that nobody serves."""
-    return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="none", threads=1)
-
-
-@pytest.fixture(scope="module")
 def twin(tiny):
-    """An engine like the server's: sampled tokens hang on the drafts."""
+    """An engine like the server's, that nobody serves: sampled tokens hang on the drafts."""
     how = {"drafter": "draft_model", "draft_model": "self:2", "tree": "3"}
     return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, max_batch=3, threads=1, **how)
 
@@ -27,8 +21,8 @@ def events(answer):
     return [json.loads(line) for line in lines[:-1]]
 
 
-def test_a_completion_is_what_the_engine_generates(server, alone):
-    (expected,) = alone.generate("abcabcab", SamplingParams(max_tokens=8))
+def test_a_completion_is_what_the_engine_generates(server, twin):
+    (expected,) = twin.generate("abcabcab", SamplingParams(max_tokens=8))
     answer = server.complete().json()
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == (expected.text, "length")
@@ -87,9 +81,9 @@ def test_a_stream_says_the_same(server):
     assert len(pieces) < 24, "a step's tokens come together"
 
 
-def test_a_chat_and_its_stream_say_the_same(server, alone):
+def test_a_chat_and_its_stream_say_the_same(server, twin):
     whole = server.chat(max_completion_tokens=10).json()
-    (expected,) = alone.generate([{"role": "user", "content": "hello hello"}], SamplingParams(max_tokens=10))
+    (expected,) = twin.generate([{"role": "user", "content": "hello hello"}], SamplingParams(max_tokens=10))
     (choice,) = whole["choices"]
     assert choice["message"] == {"role": "assistant", "content": expected.text, "refusal": None}
     told = events(server.chat(max_completion_tokens=10, stream=True, n=2))

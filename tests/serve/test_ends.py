@@ -1,7 +1,6 @@
 """How a server ends: it finishes, or hands back; what was captured can be read, however it ended."""
 
 import json
-import re
 import signal
 import socket
 import stat
@@ -30,14 +29,12 @@ def command(tiny, tmp_path):
     made = []
 
     def make(*flags):
-        made.append(Command(tiny, tmp_path / "run.jsonl", *flags))
+        made.append(Command(tmp_path / "run.jsonl", *flags, model=tiny))
         return made[-1]
 
     yield make
     for one in made:
-        one.process.kill()
-        one.process.wait(HANG_SECONDS)
-        one.process.stderr.close()
+        one.close()
 
 
 def test_sigterm_lets_requests_finish(command, tmp_path):
@@ -53,7 +50,7 @@ def test_sigterm_lets_requests_finish(command, tmp_path):
         for headers in ({}, {"authorization": "Bearer key"}, allowed)
     ]
     assert models == [401, 401, 200]
-    assert f"specscope: {old} exists: capturing to {new}\n" in server.said
+    assert f"specscope: {old} exists: capturing to {new}\n" in server.lines
     assert stat.S_IMODE(new.stat().st_mode) == 0o600
     kept.hardlink_to(new)
     new.unlink()
@@ -63,8 +60,8 @@ def test_sigterm_lets_requests_finish(command, tmp_path):
     *pieces, done = [first, *lines]
     assert done == "[DONE]"
     assert json.loads(pieces[-1])["choices"][0]["finish_reason"] == "length"
-    assert f"warning: {new} was deleted or replaced during the run: the capture is lost" in server.process.stderr.read()
-    assert server.process.wait(HANG_SECONDS) == 1
+    assert server.end() == 1
+    assert f"warning: {new} was deleted or replaced during the run: the capture is lost" in "".join(server.lines)
     assert old.read_bytes() == before
     assert ends(kept) == {"length": 1}
 
@@ -85,7 +82,7 @@ def test_what_does_not_finish_is_handed_back(command, tmp_path):
     asked = {"json": {**BODY, "max_tokens": 480}, "timeout": HANG_SECONDS}
     other = threading.Thread(target=lambda: whole.append(httpx2.post(server.url + "/v1/completions", **asked)))
     other.start()
-    assert wait_for(lambda: re.search(r"num_requests_running{.*} 2", httpx2.get(server.url + "/metrics").text))
+    assert wait_for(lambda: server.gauge("num_requests_running") == 2)
     server.process.send_signal(signal.SIGTERM)
     server.process.send_signal(signal.SIGINT)
     *_, error, done = lines
@@ -94,7 +91,7 @@ def test_what_does_not_finish_is_handed_back(command, tmp_path):
     assert "stopping" in json.loads(error)["error"]["message"]
     other.join(HANG_SECONDS)
     assert (whole[0].status_code, whole[0].headers["retry-after"]) == (503, "1")
-    assert server.process.wait(HANG_SECONDS) == 0
+    assert server.end() == 0
     assert ends(tmp_path / "run.jsonl") == {"cancelled": 2}
 
 
@@ -126,8 +123,7 @@ def test_kill_leaves_a_readable_capture(command, tmp_path):
     for _ in range(40):
         next(lines)
     wait_for(lambda: tmp_path.joinpath("run.jsonl").stat().st_size > 200_000)
-    server.process.kill()
-    server.process.wait(HANG_SECONDS)
+    server.close()
     with pytest.raises(httpx2.HTTPError):
         list(lines)
     reader = read_capture(str(tmp_path / "run.jsonl"))

@@ -73,6 +73,11 @@ def test_errors_have_one_shape(server):
         ({"best_of": 2}, "best_of"),
         ({"guided_json": {}}, "guided_json"),
         ({"structured_outputs": {"regex": "a", "structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        *(
+            ({"structured_outputs": form}, "structured_outputs")
+            for form in ({"regex": "(a"}, {"json": {"$ref": "#"}}, {"regex": "a", "choice": ["b"]}, {})
+        ),
+        ({"structured_outputs": {"json": {"type": "nothing"}}}, "structured_outputs"),
         ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": "x" * 2000}, "prompt"),
         ({"logit_bias": {"299999": 1}}, "logit_bias"),

@@ -11,7 +11,6 @@ from tests.support.commands import run_here
 from tests.waiting import until
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
-CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 # What vLLM's Grafana dashboard for speculative decoding asks for, beside `job` and `instance`, which the scraper adds:
 # examples/observability/dashboards/grafana/vllm_speculative_decoding.json of vLLM, autumn 2026.

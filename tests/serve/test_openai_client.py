@@ -26,23 +26,17 @@ def client(server):
 MESSAGES = [{"role": "system", "content": "say"}, {"role": "user", "content": "hello hello"}]
 
 
-def test_a_chats_stream(client):
+def test_models_a_chats_stream_and_what_vllm_has_more(client, server):
+    (model,) = client.models.list().data
+    assert model.id == server.serving.service.model
     asked = {"model": "", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
     pieces = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     text = client.chat.completions.create(**asked).choices[0].message.content
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == text
     assert pieces[-1].usage.completion_tokens == 12
-
-
-def test_what_vllm_has_more(client):
     extra = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "ignore_eos": True}
     answer = client.completions.create(model="", prompt="abc", max_tokens=6, extra_body=extra)
     assert answer.usage.completion_tokens == 6
-
-
-def test_models(client, server):
-    (model,) = client.models.list().data
-    assert model.id == server.serving.service.model
 
 
 def test_errors_become_the_clients(client, server):
@@ -87,16 +81,14 @@ def test_vllms_forms(client, form, good):
 
 
 def test_logprobs_of_a_chat(client):
-    answer = client.chat.completions.create(
-        model="", messages=MESSAGES, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
-    )
+    asked = {"model": "", "messages": MESSAGES, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    answer = client.chat.completions.create(**asked)
     told = answer.choices[0].logprobs.content
     assert len(told) == 6
     for one in told:
         assert one.logprob == one.top_logprobs[0].logprob, "greedy takes the likeliest"
         assert [x.logprob for x in one.top_logprobs] == sorted((x.logprob for x in one.top_logprobs), reverse=True)
         assert bytes(one.bytes).decode("utf-8", "replace") == one.token
-    asked = {"model": "", "messages": MESSAGES, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
     pieces = [p.choices[0].logprobs for p in client.chat.completions.create(**asked, stream=True)]
     streamed = [one for piece in pieces if piece for one in piece.content]
     assert [one.token for one in streamed] == [one.token for one in told]
@@ -113,26 +105,12 @@ def test_stop_tokens_and_min_tokens(client, server):
     tokens = ends[0].output.tolist()
     stop = tokens[2]
     assert stop not in tokens[:2]
-    answer = client.completions.create(
-        model="", prompt="abc", max_tokens=6, temperature=0, extra_body={"stop_token_ids": [stop]}
-    )
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.choices[0].stop_reason == stop
+    asked = {"model": "", "prompt": "abc", "max_tokens": 6, "temperature": 0}
+    answer = client.completions.create(**asked, extra_body={"stop_token_ids": [stop]})
+    assert (answer.choices[0].finish_reason, answer.choices[0].stop_reason) == ("stop", stop)
     assert answer.usage.completion_tokens == 3
-    later = client.completions.create(
-        model="", prompt="abc", max_tokens=6, temperature=0, extra_body={"stop_token_ids": [stop], "min_tokens": 5}
-    )
+    later = client.completions.create(**asked, extra_body={"stop_token_ids": [stop], "min_tokens": 5})
     assert later.usage.completion_tokens >= 5
-
-
-@pytest.mark.parametrize(
-    "form",
-    [{"regex": "(a"}, {"json": {"type": "nothing"}}, {"json": {"$ref": "#"}}, {"regex": "a", "choice": ["b"]}, {}],
-)
-def test_a_form_that_cannot_be_used_is_refused(client, form):
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.completions.create(model="", prompt="abc", extra_body={"structured_outputs": form})
-    assert refused.value.param == "structured_outputs"
 
 
 def test_a_hostile_regex_stalls_nobody(server, monkeypatch):

@@ -36,7 +36,7 @@ def scraped(tiny, tmp_path_factory):
     """(a Prometheus that has seen the requests of a server, the server's capture)."""
     binary()
     folder = tmp_path_factory.mktemp("prometheus")
-    server = Command(tiny, folder / "run.jsonl")
+    server = Command(folder / "run.jsonl", model=tiny)
     [text] = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
     config = yaml.safe_load(text.replace("127.0.0.1:8000", server.url.removeprefix("http://")))
     try:
@@ -48,9 +48,7 @@ def scraped(tiny, tmp_path_factory):
                 started.until("sum(vllm:request_success_total)", done * REQUESTS)
             yield started, folder / "run.jsonl"
     finally:
-        server.process.kill()
-        server.process.wait(HANG_SECONDS)
-        server.process.stderr.close()
+        server.close()
 
 
 def ask(server, number):

@@ -1,4 +1,4 @@
-"""The command line, in this process or as people run it, and what refuses a value."""
+"""The command line, in this process or as people run it."""
 
 import contextlib
 import io
@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
 from specscope import __main__ as program
-from specscope.errors import UserError
 from tests.waiting import HANG_SECONDS
 
 
@@ -27,12 +27,13 @@ def run_here(words):
 
 
 @contextlib.contextmanager
-def standard_input(text):
-    """This process reads a text, as its descriptor and as its stream."""
+def standard_input(given):
+    """This process reads a text, or a file, as its descriptor and as its stream."""
     kept, before = os.dup(0), sys.stdin
-    with tempfile.TemporaryFile("w+") as file:
-        file.write(text)
-        file.seek(0)
+    with given.open() if isinstance(given, Path) else tempfile.TemporaryFile("w+") as file:
+        if isinstance(given, str):
+            file.write(given)
+            file.seek(0)
         os.dup2(file.fileno(), 0)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         try:
@@ -59,14 +60,3 @@ def run_apart(words):
         [sys.executable, "-m", "specscope", *words], capture_output=True, env=env, timeout=HANG_SECONDS, check=False
     )
     return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-
-def refused_in_one_line(parse, *values):
-    """What a reader makes of a value; None where it refuses it, which it does in one line."""
-    try:
-        return parse(*values)
-    except UserError as error:
-        message = str(error)
-    assert "\n" not in message
-    assert len(message) < 3000
-    return None

@@ -7,9 +7,8 @@ rejected, so the text comes out whole and every number is of a believable size.
 from __future__ import annotations
 
 import re
-import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -18,12 +17,10 @@ from specscope.debug.forked import Forked
 from specscope.debug.viewer import Control, Viewer
 from specscope.debug.views import DistributionView, NodeView, Removed, TopToken
 from specscope.trace.history.history import History
-from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import (
     FinalKind,
     FinishReason,
     Outcome,
-    Phase,
     RequestEnd,
     RequestInfo,
     RequestStep,
@@ -35,10 +32,13 @@ from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.tree_shape import TreeShape, parse_tree
-from tests.waiting import HANG_SECONDS
+from specscope.tui.app import ScopeApp
+from tests.support import records as made
+from tests.support.records import MS
+from tests.support.samples import TRACES
+from tests.waiting import comes
 
 START_NS = 1_700_000_000_000_000_000
-MS = 1_000_000
 WIDE_TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 0, 0)]"
 
 TEXTS: dict[str, tuple[str, str, str]] = {  # id -> kind, prompt, what comes out
@@ -121,9 +121,8 @@ class Maker:
     def add(self, name: str, kind: str, prompt: str, text: str, tree: str = "5", drawn: Drawn | None = None) -> None:
         shape = parse_tree(tree) if tree else TreeShape(())
         rule = drawn if drawn is not None else (Drawn.WITH_REPLACEMENT if shape.is_chain else Drawn.DETERMINISTIC)
-        tokens = np.asarray(self.words.ids(prompt), dtype=np.int32)
         labels = {"kind": kind} if kind else {}
-        info = RequestInfo(name, self.now, self.now + MS, prompt, tokens, SamplingParams(), labels)
+        info = made.info(name, prompt, self.words.ids(prompt), labels, arrived=self.now, admitted=self.now + MS)
         names = {True: "draft-model", False: "eagle3"}
         drafter = names[shape.is_chain] if len(shape) else "none"
         self.waiting.append(Going(info, [*self.words.ids(text), 0], shape, rule, drafter=drafter))
@@ -138,20 +137,13 @@ class Maker:
             parts.append(self._part(request))
             if request.done >= len(request.target):
                 self.going.remove(request)
-                output = np.asarray(request.output, dtype=np.int32)
-                finished.append(RequestEnd(request.info, self.now, FinishReason.EOS, "", output))
+                finished.append(made.end(request.info, request.output, FinishReason.EOS, finished=self.now))
         used = sum((len(g.info.prompt_tokens) + g.done) // 16 + 1 for g in self.going)
-        step = len(self.history.steps)
-        queue = (len(parts), len(self.waiting), used, 256 - used)
-        happened = (tuple(admitted), tuple(parts), (), tuple(finished))
-        return StepRecord(step, self._phases(), *queue, True, "", *happened)
-
-    def _phases(self) -> tuple[Phase, ...]:
-        phases = []
-        for name, ms in (("schedule", 1), ("draft", 9), ("forward", 24), ("verify", 2), ("commit", 1)):
-            phases.append(Phase(name, self.now, self.now + ms * MS))
-            self.now += ms * MS
-        return tuple(phases)
+        phases = made.phases(self.now, (1, 9, 24, 2, 1))
+        self.now = phases[-1].end_ns
+        happened = {"admitted": tuple(admitted), "finished": tuple(finished), "waiting": len(self.waiting)}
+        blocks = {"blocks_used": used, "blocks_free": 256 - used}
+        return made.record(len(self.history.steps), parts, phases, **happened, **blocks)
 
     def _part(self, request: Going) -> RequestStep:
         prompt = len(request.info.prompt_tokens)
@@ -331,17 +323,35 @@ def live(ready: int = 20, status: str = "paused") -> tuple[Viewer, FakeEngine]:
 
 async def until(pilot, condition) -> None:
     """Wait for what comes a little later, however slow the machine is."""
-    end = time.monotonic() + HANG_SECONDS
-    while True:
-        await pilot.pause(0.05)
-        if condition():
-            return
-        assert time.monotonic() < end, "it did not come"
+
+    async def is_there() -> bool:
+        await pilot.pause()
+        return condition()
+
+    await comes(is_there)
+
+
+@asynccontextmanager
+async def opened(app: ScopeApp, size: tuple[int, int] = (120, 40)):
+    """An app in a terminal of this size, when it is drawn: (app, pilot)."""
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield app, pilot
+
+
+def running(viewer: Viewer, size: tuple[int, int] = (120, 40), **more):
+    """The screen over a viewer."""
+    return opened(ScopeApp(viewer, **more), size)
+
+
+def notes(app: ScopeApp) -> list[str]:
+    """What it has said in passing."""
+    return [note.message for note in app._notifications]
 
 
 def over(name: str) -> Viewer:
     """A replay of one of the sample captures, at its end."""
-    viewer = Viewer(read_capture(Path(__file__).parents[2] / "traces" / f"{name}.jsonl").history)
+    viewer = Viewer(read_capture(TRACES / f"{name}.jsonl").history)
     viewer.goto_end()
     return viewer
 

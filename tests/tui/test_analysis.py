@@ -16,8 +16,7 @@ from specscope.tui.screens.analysis_view import AnalysisScreen
 from specscope.tui.screens.step_view import NodesPanel, StepScreen
 from specscope.tui.widgets.grid import GridPanel, RowPanel
 
-from .sample import live, over, replay, until
-from .test_keys import running, text_of
+from .sample import live, over, replay, running, text_of, until
 
 
 async def opened(app: ScopeApp, pilot) -> GridPanel:
@@ -28,17 +27,10 @@ async def opened(app: ScopeApp, pilot) -> GridPanel:
     return panel
 
 
-async def test_the_question_is_answered():
+async def test_the_question_is_answered_and_enter_opens_the_clearest_example_and_esc_comes_back():
     async with running(over("eagle")) as (app, pilot):
         panel = await opened(app, pilot)
         assert len(panel.shown) == len(answer(app.viewer.history).rejections.tokens)
-        await pilot.press("a")
-        assert not isinstance(app.screen, AnalysisScreen)
-
-
-async def test_enter_opens_the_clearest_example_and_esc_comes_back():
-    async with running(over("eagle")) as (app, pilot):
-        panel = await opened(app, pilot)
         await pilot.press("down")
         for key, which in (("enter", "clearest"), ("f", "first")):
             example = getattr(panel.example, which)
@@ -56,6 +48,8 @@ async def test_enter_opens_the_clearest_example_and_esc_comes_back():
             await pilot.press("escape")
             assert isinstance(app.screen, AnalysisScreen)
             assert panel.picked == 1
+        await pilot.press("a")
+        assert not isinstance(app.screen, AnalysisScreen)
 
 
 async def test_the_scope_is_all_requests_or_the_current_one():

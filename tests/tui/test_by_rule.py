@@ -16,6 +16,8 @@ from specscope.tui.widgets.tree_lines import tree_lines
 from tests.speculate.verify.enumeration import batch_of, dense
 from tests.trace.samples import records
 
+from .sample import told
+
 TREE = DraftTree.build([0, 0, 1], [ROOT, 0, ROOT])
 P = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0]), dense([0.5, 0.5])]
 COINS = {TRAVERSAL: [0.5, 0.99, 0.4, 0.5], MATCH: [0.5, 0.7, 0.4, 0.1]}
@@ -28,18 +30,14 @@ def step(request):
     return RequestStep("r0", 0, 5, 0, "ngram", TREE, verdict, emitted=1)
 
 
-def text(line):
-    return "".join(part for part, _ in line)
-
-
 def test_a_tree_has_the_sign_of_how_it_was_decided(step):
     _, lines, _ = tree_lines(step, step.verdict, Vocabulary(), 120, [])
-    signs = [next((sign for sign in "↓=≠<≥" if f"{sign} " in text(line)), "") for line in lines]
+    signs = [next((sign for sign in "↓=≠<≥" if f"{sign} " in told([line])), "") for line in lines]
     assert [sign for sign in signs if sign] == (["↓", "<"] if step.rule == TRAVERSAL else ["≠", "="])
 
 
 def test_a_coin_that_was_held_against_nothing_is_not_on_the_line(step):
-    lines = [text(decision(step, step.verdict, node, 60)[0]) for node in step.verdict.path]
+    lines = [told(decision(step, step.verdict, node, 60)[:1]) for node in step.verdict.path]
     on_the_line = ["●" in line for line in lines]
     assert on_the_line == ([False, True] if step.rule == TRAVERSAL else [False])
     assert ("below ↓ a" in lines[0]) is (step.rule == TRAVERSAL)
@@ -58,11 +56,11 @@ def test_no_coin_is_shown_where_none_was_tossed():
     verdict = dataclasses.replace(step.verdict, coin=np.zeros(len(step.tree)), final_coin=0.0)
     bare = dataclasses.replace(step, verdict=verdict)
     tried = int(np.flatnonzero(verdict.outcome != Outcome.UNTRIED)[0])
-    told = "".join(text for line in decision(bare, verdict, tried, 100) for text, _ in line)
-    assert "●" not in told
-    assert "none  a" in told
+    said = told(decision(bare, verdict, tried, 100))
+    assert "●" not in said
+    assert "none  a" in said
     head, lines, _ = tree_lines(bare, verdict, Vocabulary(), 110, [])
-    text = "\n".join("".join(text for text, _ in line) for line in [head, *lines])
+    text = told([head, *lines])
     assert "●" not in text
     assert " – " in text
     assert "u=" not in draw_tree(bare, Vocabulary())

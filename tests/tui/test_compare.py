@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import asynccontextmanager
 from functools import cache
 
 import numpy as np
-import pytest
 from textual.command import CommandPalette
 
 from specscope.analyze.compare.comparison import compare
@@ -18,7 +16,7 @@ from specscope.tui.screens.compare import Compared, CompareScreen, PairsPanel, h
 from specscope.tui.screens.help import HelpLines, HelpScreen
 from tests.analyze.compare.runs import side
 
-from .sample import text_of
+from .sample import notes, opened, text_of, told
 
 
 @cache
@@ -34,14 +32,6 @@ def sample(*, seed: int = 1, planted: bool = True) -> Compared:
 def compare_app(shown: Compared) -> ScopeApp:
     first = lambda look: CompareScreen(look, shown)  # noqa: E731
     return answer_app("specscope compare", first, help_lines, shown.a.vocabulary)
-
-
-@asynccontextmanager
-async def running(shown: Compared, size: tuple[int, int] = (120, 40)):
-    app = compare_app(shown)
-    async with app.run_test(size=size) as pilot:
-        await pilot.pause()
-        yield app, pilot
 
 
 def _shown(places: PlacesPanel) -> str:
@@ -62,7 +52,7 @@ async def test_models_of_one_beginning_are_told_apart_and_no_pair_says_why():
         for request in made.requests:
             tokens = np.array([len(target)], np.int32)
             request.info = dataclasses.replace(request.info, prompt=prompt, prompt_tokens=tokens)
-    async with running(Compared(compare(a, b), a, b)) as (app, _):
+    async with opened(compare_app(Compared(compare(a, b), a, b))) as (app, _):
         (line,) = [
             line for line in text_of(app.screen.query_one("#configuration")).splitlines() if line[:6] == "model "
         ]
@@ -72,7 +62,7 @@ async def test_models_of_one_beginning_are_told_apart_and_no_pair_says_why():
 
 
 async def test_the_list_says_where_pairs_part_and_why():
-    async with running(sample(), (200, 60)) as (app, _):
+    async with opened(compare_app(sample()), (200, 60)) as (app, pilot):
         assert isinstance(app.screen, CompareScreen)
         lines = text_of(app.screen.query_one(PairsPanel)).splitlines()
         rows = {line.split()[0]: line for line in lines[1:]}
@@ -85,10 +75,25 @@ async def test_the_list_says_where_pairs_part_and_why():
         assert "no raw probabilities" in said
         assert "made.jsonl" in said
         assert text_of(app.screen.query_one("#configuration")).startswith("requests in a step, mean")
+        await help_names_every_cause(app, pilot)
+        await pilot.press("n", "enter")
+        await help_names_every_cause(app, pilot)
 
 
-async def test_n_goes_from_parting_to_parting():
-    async with running(sample()) as (app, pilot):
+async def help_names_every_cause(app, pilot):
+    """It opens over the screen, and Esc closes it alone."""
+    below = len(app.screen_stack)
+    await pilot.press("question_mark")
+    await pilot.pause()
+    assert isinstance(app.screen, HelpScreen)
+    text = told(app.screen.query_one(HelpLines).sheet.lines)
+    assert all(cause.value in text for cause in PartingCause)
+    await pilot.press("escape")
+    assert len(app.screen_stack) == below
+
+
+async def test_n_goes_from_parting_to_parting_and_both_trees_are_those_of_the_place():
+    async with opened(compare_app(sample())) as (app, pilot):
         panel = app.screen.query_one(PairsPanel)
         await pilot.press("n")
         assert panel.item.id_a == "r3"
@@ -98,8 +103,7 @@ async def test_n_goes_from_parting_to_parting():
         assert panel.item.id_a == "r3"
         await pilot.press("N")
         assert panel.item.id_a == "r5"
-        said = [note.message for note in app._notifications]
-        assert said[-2:] == [
+        assert notes(app)[-2:] == [
             "no later pair parts: wrapped around to the first",
             "no earlier pair parts: wrapped around to the last",
         ]
@@ -110,25 +114,10 @@ async def test_n_goes_from_parting_to_parting():
         assert isinstance(app.screen, BesideScreen)
         places = app.screen.query_one(PlacesPanel)
         assert _shown(places) == "r3"
-        await pilot.press("n")
-        assert (_shown(places), panel.item.id_a) == ("r5", "r5")
-        assert "the verdict differs" in text_of(places)
-        await pilot.press("escape")
-        assert isinstance(app.screen, CompareScreen)
-
-
-async def test_both_trees_are_those_of_the_place_where_they_part():
-    shown = sample()
-    async with running(shown) as (app, pilot):
-        await pilot.press("n", "enter")
-        await pilot.pause()
-        places = app.screen.query_one(PlacesPanel)
         trees = app.screen.query(TreePanelOf)
-        for panel, steps, at in zip(trees, places.beside.sides, (0, 1), strict=True):
-            begins = places.beside.part(at, places.beside.at)
-            step = steps[begins]
-            said = text_of(panel)
-            assert f"r3@{step.index}" in "".join(text for text, _ in panel.sheet.title)
+        for tree, steps, at in zip(trees, places.beside.sides, (0, 1), strict=True):
+            step, said = steps[places.beside.part(at, places.beside.at)], text_of(tree)
+            assert f"r3@{step.index}" in "".join(text for text, _ in tree.sheet.title)
             for token in step.tree.token:
                 assert places.beside.vocabularies[at].show(int(token)) in said
         assert "»" in text_of(places)
@@ -137,19 +126,24 @@ async def test_both_trees_are_those_of_the_place_where_they_part():
         assert text_of(trees.first()) != before
         await pilot.press("p")
         assert text_of(trees.first()) == before
+        await pilot.press("n")
+        assert (_shown(places), panel.item.id_a) == ("r5", "r5")
+        assert "the verdict differs" in text_of(places)
+        await pilot.press("escape")
+        assert isinstance(app.screen, CompareScreen)
 
 
 async def test_a_pair_with_the_same_text_opens_at_its_first_step():
-    async with running(sample(planted=False)) as (app, pilot):
+    async with opened(compare_app(sample(planted=False))) as (app, pilot):
         await pilot.press("n")
-        assert [note.message for note in app._notifications] == ["no pair parts"]
+        assert notes(app) == ["no pair parts"]
         await pilot.press("enter")
         await pilot.pause()
         places = app.screen.query_one(PlacesPanel)
         assert places.picked == 0
         assert "the same output" in text_of(places)
         await pilot.press("d")
-        assert "no decision differs" in [note.message for note in app._notifications][-1]
+        assert "no decision differs" in notes(app)[-1]
 
 
 async def test_places_line_up_where_steps_do_not():
@@ -166,26 +160,12 @@ async def test_places_line_up_where_steps_do_not():
     assert [row.place for row in beside.rows] == sorted({row.place for row in beside.rows})
 
 
-@pytest.mark.parametrize("keys", [["question_mark"], ["n", "enter", "question_mark"]], ids=["pairs", "parting"])
-async def test_the_help_page_opens_over_both_screens_and_names_every_cause(keys):
-    async with running(sample(), (200, 60)) as (app, pilot):
-        await pilot.press(*keys)
-        await pilot.pause()
-        assert isinstance(app.screen, HelpScreen)
-        text = "\n".join("".join(part for part, _ in line) for line in app.screen.query_one(HelpLines).sheet.lines)
-        assert all(cause.value in text for cause in PartingCause)
-        below = len(app.screen_stack) - 1
-        await pilot.press("escape")
-        assert len(app.screen_stack) == below
-
-
 async def test_the_palette_has_the_keys_of_the_screen_on_top():
-    async with running(sample()) as (app, pilot):
+    async with opened(compare_app(sample())) as (app, pilot):
         commands = {command.title: command for command in app.get_system_commands(app.screen)}
         known = {"Open", "Next parting", "Sort the list", "Help", "Theme", "Quit", "Screenshot"}
         assert known <= set(commands)
-        titles = [command.title for command in app.get_system_commands(app.screen)]
-        assert len(titles) == len(set(titles))
+        assert len(commands) == len(list(app.get_system_commands(app.screen)))  # no title stands twice
         assert not {"Keys", "Maximize", "Minimize", "Next panel"} & set(commands)
         panel = app.screen.query_one(PairsPanel)
         await commands["Next parting"].callback()

@@ -15,8 +15,7 @@ from specscope.tui.widgets.decision import decision, mark_line, place_lines
 from specscope.tui.widgets.tree import TreePanel
 from specscope.tui.widgets.tree_lines import tree_lines
 
-from .sample import over, replay, told
-from .test_keys import running, text_of
+from .sample import over, replay, running, text_of, told
 
 
 def sampled() -> tuple[Viewer, RequestStep, Verdict]:
@@ -82,7 +81,8 @@ def test_nothing_is_called_tried_where_it_says_nothing():
             assert "tried" not in told(decision(step, step.verdict, node, 80))
 
 
-def test_a_sibling_has_the_same_p_in_the_inspector_as_in_the_tree():
+def test_the_trials_beside_a_node_are_those_of_its_siblings_and_of_the_path_to_it():
+    """With the same p as in the tree."""
     viewer, step, verdict = sampled()
     untried = 3
     assert verdict.outcome[untried] == Outcome.UNTRIED
@@ -90,9 +90,6 @@ def test_a_sibling_has_the_same_p_in_the_inspector_as_in_the_tree():
     said = told(place_lines(step, verdict, 2, viewer.history.vocabulary, 100))
     assert f"  {probability(float(verdict.p[untried]))}" in said
     assert "  0\n" not in f"{said}\n"
-
-
-def test_the_trials_beside_a_node_are_those_of_its_siblings_and_of_the_path_to_it():
     steps = replay().history.requests["r1"].steps
     step = next(s for s in steps if s.verdict is not None and len(s.tree) and s.verdict.accepted >= 2)
     vocabulary = replay().history.vocabulary

@@ -12,14 +12,13 @@ from rich.cells import cell_len
 
 from specscope.trace.history import place
 from specscope.trace.record.records import RequestStep
-from specscope.tui.app import ScopeApp
 from specscope.tui.palette import DARK, LIGHT, style
 from specscope.tui.text import Ink, bar, cut, fit, left, line_width, probability, right, spread
 from specscope.tui.widgets.output import Wrapper
 from specscope.tui.widgets.rates import columns
 from specscope.tui.widgets.tree_lines import tree_lines
 
-from .sample import replay
+from .sample import replay, running, text_of, told
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def test_the_numbers_of_a_node_are_those_of_the_verdict():
     want = [v.p[0], step.tree.q[0], v.coin[0]]
     assert lines[0][-1][0].split()[:3] == [probability(float(value)) for value in want]
     assert "<" in lines[0][-1][0]
-    refused = "".join(text for text, _ in lines[v.accepted])
+    refused = told(lines[v.accepted : v.accepted + 1])
     assert "✗" in refused
     assert "≥" in refused
 
@@ -107,44 +106,39 @@ def test_a_tree_has_a_line_for_each_node_no_word_is_cut_and_decimal_points_stand
         assert not any(text.startswith(" ") for text in numbers if text.strip())
 
 
-def text_of(wrapper: Wrapper) -> list[str]:
-    return ["".join(text for text, _ in line) for line in wrapper.lines()]
+def wrapped(wrapper: Wrapper) -> list[str]:
+    return told(wrapper.lines()).splitlines()
 
 
 def test_wrapping_breaks_at_spaces_and_within_long_words():
     wrapper = Wrapper(10)
     for piece in (b"one two", b" three", b" fourteencharacters", b"\n\nend"):
         wrapper.feed(piece, "accepted")
-    assert [line.rstrip() for line in text_of(wrapper)] == ["one two", "three", "fourteench", "aracters", "", "end"]
+    assert [line.rstrip() for line in wrapped(wrapper)] == ["one two", "three", "fourteench", "aracters", "", "end"]
     wide = Wrapper(5)
     wide.feed("日本語".encode(), "bonus")
-    assert text_of(wide) == ["日本", "語"]
-
-
-def test_half_characters_are_joined_and_take_the_ink_of_the_last_token():
-    wrapper = Wrapper(20)
-    wrapper.feed("é".encode()[:1], "accepted")
-    wrapper.feed("é".encode()[1:], "recovered")
-    wrapper.feed(b"\xff", "bonus")
-    assert wrapper.lines() == [[("é", "recovered"), ("\ufffd", "bonus")]]
-
-
-def test_control_characters_do_not_reach_the_terminal():
-    wrapper = Wrapper(40)
-    wrapper.feed(b"a\x1b[31mb\x07\x9b", "accepted")
-    wrapper.note("\u202e", "prompt")
-    assert all(char.isprintable() for line in text_of(wrapper) for char in line)
-
-
-def test_wrapping_as_it_grows_is_wrapping_at_once():
+    assert wrapped(wide) == ["日本", "語"]
     words = b"the quick brown fox jumps over the lazy dog again and again"
     grown, whole = Wrapper(13), Wrapper(13)
     for at in range(len(words)):
         grown.feed(words[at : at + 1], "accepted")
         grown.lines()
     whole.feed(words, "accepted")
-    assert grown.lines() == whole.lines()
-    assert all(cell_len(line) <= 13 for line in text_of(whole))
+    assert grown.lines() == whole.lines()  # as it grows, or at once
+    assert all(cell_len(line) <= 13 for line in wrapped(whole))
+
+
+def test_half_characters_are_joined_and_control_characters_do_not_reach_the_terminal():
+    """A character has the ink of its last token."""
+    wrapper = Wrapper(20)
+    wrapper.feed("é".encode()[:1], "accepted")
+    wrapper.feed("é".encode()[1:], "recovered")
+    wrapper.feed(b"\xff", "bonus")
+    assert wrapper.lines() == [[("é", "recovered"), ("\ufffd", "bonus")]]
+    wrapper = Wrapper(40)
+    wrapper.feed(b"a\x1b[31mb\x07\x9b", "accepted")
+    wrapper.note("\u202e", "prompt")
+    assert all(char.isprintable() for line in wrapped(wrapper) for char in line)
 
 
 async def test_a_panel_that_fails_says_so_and_recovers():
@@ -155,19 +149,14 @@ async def test_a_panel_that_fails_says_so_and_recovers():
     others = [part for part in step.requests if part.request != "r0"]
     viewer.history.truncate(viewer.history.position_of(step.step) + 1)
     viewer.history.replace_last(dataclasses.replace(step, requests=[dataclasses.replace(broken, verdict=bad), *others]))
-    app = ScopeApp(viewer)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        assert any("cannot draw this" in text for line in app.query_one("#tree").sheet.lines for text, _ in line)
+    async with running(viewer) as (app, pilot):
+        assert "cannot draw this" in text_of(app.query_one("#tree"))
         await pilot.press(",")
-        assert not any("cannot draw this" in text for line in app.query_one("#tree").sheet.lines for text, _ in line)
+        assert "cannot draw this" not in text_of(app.query_one("#tree"))
 
 
 async def test_only_lines_that_changed_are_redrawn(monkeypatch):
-    viewer = replay(5)
-    app = ScopeApp(viewer)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+    async with running(replay(5)) as (app, _):
         drawn: list[str] = []
         for panel in app._panels:
             real = panel.draw

@@ -14,8 +14,7 @@ from specscope.tui.text import probability, show_token
 from specscope.tui.widgets.tree import TreePanel
 from specscope.tui.widgets.tree_lines import tree_lines
 
-from .sample import over, until
-from .test_keys import running, text_of
+from .sample import over, running, text_of, until
 
 SIZES = [(80, 24), (200, 60)]
 

@@ -10,7 +10,6 @@ from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import StepRecord
-from specscope.tui.app import ScopeApp
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.widgets.bars import StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
@@ -20,16 +19,7 @@ from specscope.tui.widgets.tree import TreePanel
 from tests.trace.record.test_aggregate import GAUGES, interval
 from tests.trace.strategies import RUN
 
-from .sample import text_of
-from .test_keys import running
-
-
-def told(step: int) -> Aggregate:
-    good = 60 if step < 20 else 30
-    at = (good, good // 2, good // 4)
-    counts = {"drafts": 100, "drafted": 300, "accepted": sum(at), "emitted": 100 + sum(at)}
-    positions = {"accepted_at": at, "proposed_at": (100,) * 3}
-    return Aggregate("vLLM /metrics", "0", **counts, **positions, running=step % 5, waiting=0, kv_usage=0.5)
+from .sample import running, text_of
 
 
 def over(*records: StepRecord) -> Viewer:
@@ -40,7 +30,15 @@ def over(*records: StepRecord) -> Viewer:
 
 
 def vllm(steps: int = 40) -> Viewer:
-    return over(*(interval(step, told(step)) for step in range(steps)))
+    """Of the second half fewer are accepted."""
+    records = []
+    for step in range(steps):
+        good = 60 if step < 20 else 30
+        at = (good, good // 2, good // 4)
+        counts = {"drafts": 100, "drafted": 300, "accepted": sum(at), "emitted": 100 + sum(at)}
+        more = {"accepted_at": at, "proposed_at": (100,) * 3, "running": step % 5, "waiting": 0, "kv_usage": 0.5}
+        records.append(interval(step, Aggregate("vLLM /metrics", "0", **counts, **more)))
+    return over(*records)
 
 
 SIZES = [(60, 20), (120, 40)]
@@ -48,8 +46,7 @@ SIZES = [(60, 20), (120, 40)]
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 async def test_every_size_shows_rates_by_position_and_what_is_missing(size):
-    app = ScopeApp(vllm(), title="w")
-    async with app.run_test(size=size) as pilot:
+    async with running(vllm(), size, title="w") as (app, pilot):
         await pilot.press("end")
         await pilot.pause()
         panel = app.screen.query_one(IntervalsPanel)
@@ -71,23 +68,37 @@ async def test_every_size_shows_rates_by_position_and_what_is_missing(size):
             assert "cannot draw" not in text_of(one)
 
 
-async def test_figures_of_all_intervals_or_of_one():
+async def test_figures_of_all_intervals_or_of_one_and_a_click_and_the_keys_move():
     async with running(vllm()) as (app, pilot):
         await pilot.press("end")
+        await pilot.pause()
+        panel = app.screen.query_one(IntervalsPanel)
+        rows = [at for at, line in enumerate(text_of(panel).splitlines()) if re.match(r"\d\d:\d\d", line)]
+        assert panel.sheet.cursor == rows[-1]
         rates = app.screen.query_one(RatesPanel)
         assert "1.79" in text_of(rates)  # 20 intervals of 2.05 and 20 of 1.52
         assert "4,000 drafts" in text_of(rates)
         await pilot.press("s")
         assert "1.52" in text_of(rates)
         assert "100 drafts" in text_of(rates)
-        await pilot.press("home")
+        await pilot.click(IntervalsPanel, offset=(10, 1 + rows[-3]))
+        await pilot.pause()
+        assert app.viewer.position == 37
+        await pilot.press("comma", "comma")
+        assert app.viewer.position == 35
+        assert "interval 35" in text_of(app.screen.query_one(StatusBar))
+        await pilot.press("v")
+        shown = text_of(app.screen.query_one(EnginePanel))
+        assert "phases and KV blocks are not reported" in shown
+        assert re.search(r"length +1\.52", shown)
+        assert re.search(r"KV usage +50%", shown)
+        await pilot.press("escape", "home")
         assert "2.05" in text_of(rates)
 
 
 async def test_a_rate_by_depth_carries_its_n_and_a_depth_that_nothing_proposed_is_blank():
     told = Aggregate("x", drafts=80, drafted=82, accepted=14, accepted_at=(13, 1, 0), proposed_at=(80, 2, 0))
-    app = ScopeApp(over(interval(0, told)), title="w")
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(over(interval(0, told)), title="w") as (app, pilot):
         await pilot.press("end")
         await pilot.pause()
         lines = text_of(app.screen.query_one(RatesPanel)).splitlines()
@@ -97,21 +108,6 @@ async def test_a_rate_by_depth_carries_its_n_and_a_depth_that_nothing_proposed_i
         ["3", "–", "–"],
     ]
     assert "corrected" in lines[-4]
-
-
-async def test_a_click_goes_to_an_interval_and_the_keys_move():
-    async with running(vllm()) as (app, pilot):
-        await pilot.press("end")
-        await pilot.pause()
-        panel = app.screen.query_one(IntervalsPanel)
-        rows = [at for at, line in enumerate(text_of(panel).splitlines()) if re.match(r"\d\d:\d\d", line)]
-        assert panel.sheet.cursor == rows[-1]
-        await pilot.click(IntervalsPanel, offset=(10, 1 + rows[-3]))
-        await pilot.pause()
-        assert app.viewer.position == 37
-        await pilot.press("comma", "comma")
-        assert app.viewer.position == 35
-        assert "interval 35" in text_of(app.screen.query_one(StatusBar))
 
 
 async def test_no_key_is_a_crash_and_the_other_screens_say_what_is_missing():
@@ -124,15 +120,6 @@ async def test_no_key_is_a_crash_and_the_other_screens_say_what_is_missing():
                 assert "cannot draw" not in text_of(panel), key
         await pilot.press("escape", "d")
         assert any("vLLM /metrics reports only sums" in text_of(panel) for panel in app.screen.query(Lines))
-
-
-async def test_the_engine_over_time_has_a_curve_of_what_is_told():
-    async with running(vllm()) as (app, pilot):
-        await pilot.press("end", "v")
-        shown = text_of(app.screen.query_one(EnginePanel))
-        assert "phases and KV blocks are not reported" in shown
-        assert re.search(r"length +1\.52", shown)
-        assert re.search(r"KV usage +50%", shown)
 
 
 async def test_gauges_are_shown_as_averages():

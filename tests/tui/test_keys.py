@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.record.records import FinalKind, FinishReason, RequestEnd
 from specscope.trace.wire.reading import split_reference
-from specscope.tui.app import ScopeApp, chosen_theme
+from specscope.tui.app import chosen_theme
 from specscope.tui.screens import compare, locate
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpScreen, help_lines
@@ -24,15 +23,7 @@ from specscope.tui.screens.over import Hints
 from specscope.tui.widgets.bars import Slider
 from specscope.tui.widgets.requests import RequestsPanel
 
-from .sample import forked, live, replay, text_of, until
-
-
-@asynccontextmanager
-async def running(viewer: Viewer, size: tuple[int, int] = (120, 40), **more):
-    app = ScopeApp(viewer, **more)
-    async with app.run_test(size=size) as pilot:
-        await pilot.pause()
-        yield app, pilot
+from .sample import forked, live, notes, replay, running, text_of, until
 
 
 def ended(viewer: Viewer, name: str) -> RequestEnd:
@@ -40,18 +31,15 @@ def ended(viewer: Viewer, name: str) -> RequestEnd:
     return RequestEnd(info, 0, FinishReason.CANCELLED, "", np.zeros(0, np.int32))
 
 
-def notes(app: ScopeApp) -> list[str]:
-    return [note.message for note in app._notifications]
-
-
-async def test_stepping_through_a_replay():
+async def test_every_way_to_move_through_a_replay():
     async with running(replay(5)) as (app, pilot):
+        last = len(app.viewer.history.steps) - 1
         await pilot.press(".")
         assert app.viewer.position == 6
         await pilot.press(",", ",")
         assert app.viewer.position == 4
         await pilot.press("end")
-        assert app.viewer.position == len(app.viewer.history.steps) - 1
+        assert app.viewer.position == last
         await pilot.press(".")
         assert "last step" in notes(app)[-1]
         await pilot.press("home")
@@ -60,6 +48,41 @@ async def test_stepping_through_a_replay():
         assert "first step" in notes(app)[-1]
         await pilot.press("pagedown")
         assert app.viewer.position == max(1, len(app.viewer.history.steps) // 20)
+        await pilot.press("g")
+        assert isinstance(app.screen, Ask)
+        await pilot.press("1", "7", "enter")
+        assert app.viewer.history.steps[app.viewer.position].step == 17
+        await pilot.press("g", "9", "9", "9", "9", "enter")
+        assert app.viewer.position == last
+        assert "no step 9999" in notes(app)[-1]
+        await pilot.press("g", "escape")
+        assert not isinstance(app.screen, Ask)
+        slider = app.query_one(Slider)
+        await pilot.click("#slider", offset=(1, 0))
+        assert app.viewer.position == 0
+        await pilot.press("right")
+        assert app.viewer.position == 1
+        await pilot.press("left")
+        await pilot.click("#slider", offset=(1 + slider._track[1] // 2, 0))
+        assert abs(app.viewer.position - len(app.viewer.history.steps) // 2) <= 1
+        await pilot.click("#slider", offset=(slider._track[1], 0))
+        assert app.viewer.follow
+
+
+async def test_the_focus_and_the_request_are_chosen_by_key_and_mouse():
+    async with running(replay(5)) as (app, pilot):
+        seen = []
+        for _ in range(6):
+            seen.append(app.focused.id if app.focused else None)
+            await pilot.press("tab")
+        assert seen == ["requests", "tree", "rates", "lengths", "output", "slider"]
+        assert app.standing.current == "r0"
+        await pilot.press("down")
+        assert app.standing.current == "r1"
+        await pilot.press("j", "j", "j", "j", "k")
+        assert app.standing.current == "r2"
+        await pilot.click("#requests", offset=(5, 2))  # border, head, then r0
+        assert app.standing.current == "r0"
 
 
 async def test_a_step_forward_at_the_end_runs_the_engine_for_one_step_and_space_resumes_it():
@@ -88,19 +111,6 @@ async def test_space_plays_a_replay():
         at = app.viewer.position
         await pilot.pause(0.3)
         assert app.viewer.position == at
-
-
-async def test_go_to_a_step_by_its_number():
-    async with running(replay(5)) as (app, pilot):
-        await pilot.press("g")
-        assert isinstance(app.screen, Ask)
-        await pilot.press("1", "7", "enter")
-        assert app.viewer.history.steps[app.viewer.position].step == 17
-        await pilot.press("g", "9", "9", "9", "9", "enter")
-        assert app.viewer.position == len(app.viewer.history.steps) - 1
-        assert "no step 9999" in notes(app)[-1]
-        await pilot.press("g", "escape")
-        assert not isinstance(app.screen, Ask)
 
 
 async def test_next_and_previous_rejection():
@@ -142,40 +152,6 @@ async def test_in_a_replay_that_opens_at_its_end_something_is_found():
         assert notes(app)[-1] == "this is the only 'Blue' in the output of r1"
         await pilot.press("F", *"zzzz", "enter")
         assert notes(app)[-1] == "no 'zzzz' in the output of r1"
-
-
-async def test_choosing_a_request_by_key_and_mouse():
-    async with running(replay(5)) as (app, pilot):
-        assert app.standing.current == "r0"
-        await pilot.press("down")
-        assert app.standing.current == "r1"
-        await pilot.press("j", "j", "j", "j", "k")
-        assert app.standing.current == "r2"
-        await pilot.click("#requests", offset=(5, 2))  # border, head, then r0
-        assert app.standing.current == "r0"
-
-
-async def test_tab_moves_the_focus_through_the_panels():
-    async with running(replay(5)) as (app, pilot):
-        seen = []
-        for _ in range(6):
-            seen.append(app.focused.id if app.focused else None)
-            await pilot.press("tab")
-        assert seen == ["requests", "tree", "rates", "lengths", "output", "slider"]
-
-
-async def test_the_slider_by_mouse_and_keys():
-    async with running(replay(5)) as (app, pilot):
-        slider = app.query_one(Slider)
-        await pilot.click("#slider", offset=(1, 0))
-        assert app.viewer.position == 0
-        await pilot.press("right")
-        assert app.viewer.position == 1
-        await pilot.press("left")
-        await pilot.click("#slider", offset=(1 + slider._track[1] // 2, 0))
-        assert abs(app.viewer.position - len(app.viewer.history.steps) // 2) <= 1
-        await pilot.click("#slider", offset=(slider._track[1], 0))
-        assert app.viewer.follow
 
 
 async def test_what_a_paused_engine_was_asked_for_is_shown_until_a_step_does_it():
@@ -248,17 +224,6 @@ async def test_the_foot_of_each_screen_names_what_matters_there(width):
             await pilot.press("escape")
 
 
-async def test_the_theme_is_the_environments(monkeypatch):
-    monkeypatch.setenv("SPECSCOPE_THEME", "pink")
-    with pytest.raises(UserError, match="SPECSCOPE_THEME is 'pink': use dark or light"):
-        chosen_theme()
-    monkeypatch.setenv("SPECSCOPE_THEME", "light")
-    async with running(replay(5), theme=chosen_theme()) as (app, _):
-        assert not app.current_theme.dark
-        svg = app.export_screenshot()
-        assert svg.count("<text ") == svg.count('<text xml:space="preserve" ') > 20  # every renderer keeps spaces
-
-
 @pytest.mark.parametrize("width", [40, 60, 110, 116, 120, 160, 200])
 def test_the_pages_of_help_fit_and_their_columns_do_not_collide(width):
     for page in (compare.help_lines, locate.help_lines, help_lines):
@@ -269,28 +234,30 @@ def test_the_pages_of_help_fit_and_their_columns_do_not_collide(width):
     assert (start > 0) == (width >= 100)
 
 
-async def test_help_theme_scope_and_quit():
-    async with running(replay(5)) as (app, pilot):
+async def test_every_key_is_a_command_and_help_theme_scope_and_quit_are_among_them(monkeypatch):
+    monkeypatch.setenv("SPECSCOPE_THEME", "pink")
+    with pytest.raises(UserError, match="SPECSCOPE_THEME is 'pink': use dark or light"):
+        chosen_theme()
+    monkeypatch.setenv("SPECSCOPE_THEME", "light")
+    async with running(replay(5), theme=chosen_theme()) as (app, pilot):
+        commands = {command.title: command for command in app.get_system_commands(app.screen)}
+        assert {"Pause or resume", "Step back", "Go to…", "Quit", "Theme"} <= set(commands)
+        assert not app.current_theme.dark
+        svg = app.export_screenshot()
+        assert svg.count("<text ") == svg.count('<text xml:space="preserve" ') > 20  # every renderer keeps spaces
         await pilot.press("question_mark")
         assert isinstance(app.screen, HelpScreen)
         await pilot.press("escape")
-        dark = app.current_theme.dark
         await pilot.press("t")
-        assert app.current_theme.dark is not dark
         await pilot.press("s")
+        assert app.current_theme.dark
         assert not app.standing.pooled
-        await pilot.press("q")
-    assert app.return_code == 0
-
-
-async def test_every_key_is_a_command():
-    async with running(replay(5)) as (app, pilot):
-        commands = {command.title: command for command in app.get_system_commands(app.screen)}
-        assert {"Pause or resume", "Step back", "Go to…", "Quit", "Theme"} <= set(commands)
         await pilot.press("ctrl+p", *"step back", "enter")
         await pilot.pause(0.3)
         await pilot.press("enter")
         await until(pilot, lambda: app.viewer.position == 4)
+        await pilot.press("escape", "escape", "q")
+    assert app.return_code == 0
 
 
 async def test_keys_over_nothing():
@@ -370,20 +337,20 @@ async def test_a_capture_that_is_read_has_a_bar_and_the_time_that_is_left():
 
 async def test_the_debuggers_prompt_moves_the_replay():
     viewer = replay(14)
-    async with ScopeApp(viewer).run_test(size=(120, 40)) as pilot:
+    async with running(viewer) as (app, pilot):
         await pilot.press("colon", *"goto", "space", "3", "enter")
         assert viewer.history.steps[viewer.position].step == 3
         await pilot.press(*"goto", "space", *"r1@5", "enter")
         assert viewer.position == viewer.history.requests["r1"].at(5)
-        assert pilot.app.standing.current == "r1"  # as the key g does
+        assert app.standing.current == "r1"  # as the key g does
         await pilot.press(*"break", "space", *"rej", "tab")
-        assert pilot.app.screen.query_one("#line").value == "break reject "
+        assert app.screen.query_one("#line").value == "break reject "
         await pilot.press("enter", *"c", "enter")
         assert viewer.position > 3
         await pilot.press("up", "up")
-        assert pilot.app.screen.query_one("#line").value == "break reject "
+        assert app.screen.query_one("#line").value == "break reject "
         await pilot.press("escape")
-        assert any("breakpoint 1" in line for _, line in pilot.app.standing.talk.said)
+        assert any("breakpoint 1" in line for _, line in app.standing.talk.said)
         at = viewer.position
         await pilot.press("comma")
         assert viewer.position == at - 1
@@ -391,44 +358,25 @@ async def test_the_debuggers_prompt_moves_the_replay():
 
 async def test_the_debuggers_prompt_of_a_live_engine_asks_the_engine():
     viewer, engine = live(20)
-    async with ScopeApp(viewer).run_test(size=(80, 24)) as pilot:
+    async with running(viewer, (80, 24)) as (app, pilot):
         await pilot.press("colon", *"rn", "enter")
-        await until(pilot, lambda: (False, "heard rn") in pilot.app.standing.talk.said)
+        await until(pilot, lambda: (False, "heard rn") in app.standing.talk.said)
         assert engine.lines == ["rn"]
-        assert (False, "heard rn") in pilot.app.standing.talk.said
         await pilot.press("escape")
         engine.news.append(Answer("print 1", "breakpoint 1 at step 7\nmore"))
-        await until(pilot, lambda: (False, "more") in pilot.app.standing.talk.said)
-        assert (False, "more") in pilot.app.standing.talk.said
+        await until(pilot, lambda: (False, "more") in app.standing.talk.said)
 
 
-async def test_a_reference_is_copied_and_opens_at_its_step():
-    viewer = replay(5)
-    app = ScopeApp(viewer, reference="run.jsonl")
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("j", "y")
-        copied = app.clipboard
-        index = viewer.history.part(app.standing.current, viewer.position)[1].index
-        assert copied == f"run.jsonl#{app.standing.current}@{index}"
-    file, start = split_reference(copied)
-    assert file == "run.jsonl"
-    again = replay(0)
-    other = ScopeApp(again, reference=file, start=start)
-    async with other.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: (other.standing.current, again.position) == (app.standing.current, viewer.position))
-
-
-async def test_what_is_copied_is_one_word_of_a_shell():
-    async with running(replay(5), reference="it's; touch X\x1b[2J.jsonl") as (app, pilot):
+async def test_a_reference_is_copied_as_one_word_of_a_shell_and_opens_at_its_step():
+    viewer, again = replay(5), replay(0)
+    async with running(viewer, reference="it's; touch X\x1b[2J.jsonl") as (app, pilot):
         await pilot.press("j", "y")
         assert app.clipboard.isprintable()
-        (word,) = shlex.split(app.clipboard)
-        assert word.startswith("it's; touch X\\x1b[2J.jsonl#")
-
-
-def test_a_bad_reference_is_one_line(tmp_path):
+        (copied,) = shlex.split(app.clipboard)
+        index = viewer.history.part(app.standing.current, viewer.position)[1].index
+        assert copied == f"it's; touch X\\x1b[2J.jsonl#{app.standing.current}@{index}"
     with pytest.raises(UserError, match="write a request and its step after #"):
         split_reference("run.jsonl#nowhere")
-    odd = tmp_path / "a#b"
-    odd.write_text("")
-    assert split_reference(str(odd)) == (str(odd), "")
+    file, start = split_reference(copied)
+    async with running(again, reference=file, start=start) as (other, pilot):
+        await until(pilot, lambda: (other.standing.current, again.position) == (app.standing.current, viewer.position))

@@ -6,6 +6,7 @@ import pytest
 
 from specscope.debug.viewer import Viewer
 from specscope.trace.words import RequestRow, request_row
+from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.points_view import PointsPanel, PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodesPanel, StepScreen
@@ -13,8 +14,7 @@ from specscope.tui.widgets.listing import DOWN, UP, ListPanel, Order
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.tree import TreePanel
 
-from .sample import Maker, replay, until
-from .test_keys import running
+from .sample import Maker, replay, running, until
 
 
 async def test_requests_are_filtered_and_all_shown_again():
@@ -56,12 +56,18 @@ async def test_requests_are_sorted_by_key():
         assert [app.standing.current] == (below or [panel.names[-1]])
 
 
-async def test_breakpoints_are_filtered_and_sorted():
+async def test_breakpoints_are_added_filtered_sorted_and_taken_away():
     viewer = replay(4)
-    for line in ("break reject", "break bonus", "watch tau < 2"):
-        viewer.debug(line)
+    viewer.debug("break reject")
     async with running(viewer) as (app, pilot):
-        await pilot.press("b", "O")
+        await pilot.press("b", "a")
+        assert isinstance(app.screen, Ask)
+        await pilot.press(*"bonus", "enter")
+        await pilot.press("a", *"watch tau < 2".replace(" ", "␣"), "escape")
+        assert isinstance(app.screen, PointsScreen)
+        assert [point.text for point in app.viewer.points] == ["break reject", "break bonus"]
+        viewer.debug("watch tau < 2")
+        await pilot.press("O")
         panel = app.screen.query_one(PointsPanel)
         assert [point.number for point in panel.shown] == [3, 2, 1]
         await pilot.press("slash", *"break", "enter")
@@ -74,19 +80,15 @@ async def test_breakpoints_are_filtered_and_sorted():
         assert app.viewer.position > 4  # it went on to the next stop
 
 
-async def test_enter_drills_from_the_request_to_its_steps_and_to_a_node():
-    async with running(replay(20)) as (app, pilot):
+async def test_enter_and_a_click_drill_from_the_request_to_its_steps_and_to_a_node():
+    async with running(replay(14)) as (app, pilot):
         await pilot.press("j", "enter")
         assert isinstance(app.screen, RequestScreen)
         await pilot.press("enter")
         assert isinstance(app.screen, StepScreen)
         await pilot.press("escape", "escape", "tab", "enter")
         assert isinstance(app.screen, StepScreen)
-
-
-async def test_a_click_on_a_node_opens_the_step_at_that_node():
-    async with running(replay(14)) as (app, pilot):
-        await pilot.press("j")
+        await pilot.press("escape")
         panel = app.query_one(TreePanel)
         await pilot.click(TreePanel, offset=(10, panel.gutter.top + panel.sheet.head + 3))
         await pilot.pause()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from specscope.tui.app import THEMES, ScopeApp, answer_app
 from specscope.tui.screens.locate import ErrorGrid, FaultsPanel, HeldScreen, LocateScreen, WalkPanel, help_lines
 from tests.analyze.locate.locations import NAMES, ROWS, healthy, unplaced, walk, wrong
 
-from .sample import text_of
+from .sample import notes, opened, text_of
 
 VOCABULARY = Vocabulary({token: f" w{token}".encode() for token in range(300, 300 + ROWS)})
 
@@ -25,20 +24,12 @@ def app_of(location: Location, theme: str = "dark") -> ScopeApp:
     return answer_app("specscope diagnose", first, help_lines, VOCABULARY, THEMES[theme])
 
 
-@asynccontextmanager
-async def running(location: Location, size: tuple[int, int] = (120, 40)):
-    app = app_of(location)
-    async with app.run_test(size=size) as pilot:
-        await pilot.pause()
-        yield app, pilot
-
-
 def test_operations(snap_compare):
     assert snap_compare(app_of(wrong()), terminal_size=(120, 40))
 
 
 async def test_it_opens_at_the_first_difference_of_the_walk_that_has_one():
-    async with running(wrong()) as (app, _):
+    async with opened(app_of(wrong())) as (app, _):
         panel = app.screen.query_one(WalkPanel)
         assert (panel.number, panel.item) == (1, 6)
         lines = text_of(panel).splitlines()[1:]
@@ -50,7 +41,7 @@ async def test_it_opens_at_the_first_difference_of_the_walk_that_has_one():
 
 
 async def test_keys_go_to_differences_and_to_other_walks():
-    async with running(wrong()) as (app, pilot):
+    async with opened(app_of(wrong())) as (app, pilot):
         panel = app.screen.query_one(WalkPanel)
         await pilot.press("n")
         assert panel.item == 7
@@ -60,13 +51,13 @@ async def test_keys_go_to_differences_and_to_other_walks():
         assert panel.walk.stage is Stage.TARGET
         assert "✗" not in text_of(panel)
         await pilot.press("n")
-        assert [note.message for note in app._notifications] == ["no operation differs"]
+        assert notes(app) == ["no operation differs"]
         await pilot.press("left")
         assert panel.item == 6
 
 
 async def test_enter_shows_rows_and_heads_and_esc_goes_back():
-    async with running(wrong()) as (app, pilot):
+    async with opened(app_of(wrong())) as (app, pilot):
         await pilot.press("enter")
         await pilot.pause()
         assert isinstance(app.screen, HeldScreen)
@@ -83,14 +74,14 @@ async def test_enter_shows_rows_and_heads_and_esc_goes_back():
         await pilot.press("left", "left")
         assert name().startswith("layers.0.self_attn.keys read")
         await pilot.press("n")
-        assert [note.message for note in app._notifications] == ["no row differs"]
+        assert notes(app) == ["no row differs"]
         await pilot.press("escape")
         assert isinstance(app.screen, LocateScreen)
 
 
 @pytest.mark.parametrize("made", [healthy, unplaced])
 async def test_what_has_no_fault_or_no_walk_is_shown_too(made):
-    async with running(made(), (40, 12)) as (app, pilot):
+    async with opened(app_of(made()), (40, 12)) as (app, pilot):
         await pilot.press("n", "enter", "escape", "right", "down")
         for panel in app.screen.query("FaultsPanel, WalkPanel"):
             assert "cannot draw" not in text_of(panel)
@@ -104,7 +95,7 @@ async def test_any_number_of_heads_fits(heads, size):
     errors[4000:, -1] = np.inf
     held = Held(Operation(Stage.TARGET, "layers.0.x", "layer 0: x"), 1e-5, float("inf"), 5000, 1000, errors)
     location = dataclasses.replace(wrong(), walks=(dataclasses.replace(walk(6), operations=(held,)),))
-    async with running(location, size) as (app, pilot):
+    async with opened(app_of(location), size) as (app, pilot):
         await pilot.press("enter")
         await pilot.pause()
         grid = app.screen.query_one(ErrorGrid)

@@ -65,7 +65,10 @@ def shown(history):
     return tree, told(node_facts(look, part, part.verdict, 1, WIDTH, 60))
 
 
-def test_the_tree_and_the_node_tell_it(histories):
+def test_the_tree_and_the_node_tell_it_and_nothing_of_what_is_not_told(histories):
+    for said in shown(histories[0]):
+        for word in ("lossless", "one pass", "not verified", "match of", "chance of", "module"):
+            assert word not in said
     tree, node = shown(histories[1])
     assert "lossy:fly: not lossless" in tree
     assert "all depths in one pass · 2 drafts not verified · a match of 5 tokens, 3 times, in the prompt" in tree
@@ -74,13 +77,7 @@ def test_the_tree_and_the_node_tell_it(histories):
     assert "lossy:fly: not lossless" in node
 
 
-def test_nothing_is_said_of_what_is_not_told(histories):
-    for said in shown(histories[0]):
-        for word in ("lossless", "one pass", "not verified", "match of", "chance of", "module"):
-            assert word not in said
-
-
-def test_the_report_tells_what_is_not_lossless(histories):
+def test_report_and_verify_tell_what_is_not_lossless(histories):
     plain, other = (build_report(history, source="x") for history in histories)
     parts = [part for step in histories[1].steps for part in step.requests if part.verdict is not None]
     lossy = [part for part in parts if part.method is not None]
@@ -90,14 +87,10 @@ def test_the_report_tells_what_is_not_lossless(histories):
     )
     assert f"{2 * len(lossy)} drafts not verified" in "\n".join(other.warnings)
     assert not any("lossless" in line or "not verified" in line for line in plain.warnings)
-
-
-def test_verify_judges_no_lossy_step(histories):
     plain, other = (judge(history, source="x") for history in histories)
     assert "a lossy rule's output does not follow the target's p: it is not judged" in other.notes
     assert not any("lossy" in line for line in plain.notes)
-    judged = {check.name: check.tested for check in other.checks}
-    assert judged["accept probability"] == 0
+    assert {check.name: check.tested for check in other.checks}["accept probability"] == 0
 
 
 def combined():
@@ -116,15 +109,12 @@ def combined():
     )
 
 
-def test_the_text_has_no_probability_of_its_own():
+def test_the_text_has_no_probability_of_its_own_and_the_sources_are_said_in_words():
     step = combined()
     drawn = draw_tree(step, replay().history.vocabulary)
     for line in drawn.splitlines():
         assert ("from text" in line) == ("q=" in line and "draft p=" not in line)
-
-
-def test_it_is_said_in_words():
-    method = combined().method
+    method = step.method
     counts = np.bincount(method.source, minlength=3)
     assert about_method(method)[0] == f"from model {counts[0]}, text {counts[1]}, both {counts[2]}"
     assert [about_draft(method, node)[1] for node in range(3)] == ["from the model", "from the text", "from both"]

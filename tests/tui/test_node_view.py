@@ -13,8 +13,7 @@ from specscope.tui.screens.step_view import NodesPanel, PlacePanel, StepScreen
 from specscope.tui.text import line_width, probability
 from specscope.tui.widgets.node_view import node_view_lines
 
-from .sample import live, node_view, replay, told, until
-from .test_keys import notes, running, text_of
+from .sample import live, node_view, notes, replay, running, text_of, told, until
 
 NAMES = ("target, raw", "target, as sampled", "drafter, raw", "drafter, as sampled")
 
@@ -36,7 +35,7 @@ def test_all_four_are_there_at_any_size(width, height):
     assert "! the judged p was" in said
 
 
-def test_tokens_are_whole_and_numbers_are_the_views():
+def test_tokens_are_whole_numbers_are_the_views_and_bars_as_long_as_the_probability():
     words = Vocabulary({at: f" extraordinary{at}".encode() for at in range(100)})
     view = node_view()
     said = told(node_view_lines(view, words, 97, 58))
@@ -45,10 +44,7 @@ def test_tokens_are_whole_and_numbers_are_the_views():
         for top in column.top[:8]:
             assert f"␣extraordinary{top.token} " in said
             assert probability(top.prob) in said
-
-
-def test_bars_are_as_long_as_the_probability():
-    lines = node_view_lines(node_view(), vocabulary(), 50, 60)
+    lines = node_view_lines(view, vocabulary(), 50, 60)
     line = next(line for line in lines if "0.800" in told([line]) and "rank" not in told([line]))
     full = next(text for text, ink in line if ink == "bonus")
     track = len(full) + len(line[line.index((full, "bonus")) + 1][0])

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from specscope.debug.viewer import Viewer
-from specscope.tui.app import ScopeApp
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.widgets.rates import RatesPanel
 from tests.analyze.histories import RUN, history, info, record, step
 
-from .test_screens import text_of
+from .sample import running, text_of
 
 
 def adaptive() -> Viewer:
@@ -28,8 +27,7 @@ def adaptive() -> Viewer:
 
 @pytest.mark.parametrize("size", [(120, 40), (200, 60)], ids=["120x40", "200x60"])
 async def test_a_stranger_sees_that_most_steps_drafted_nothing_and_why(size):
-    app = ScopeApp(adaptive(), title="x")
-    async with app.run_test(size=size) as pilot:
+    async with running(adaptive(), size, title="x") as (app, pilot):
         await pilot.press("end")
         await pilot.pause()
         shown = text_of(app.screen.query_one(RatesPanel))

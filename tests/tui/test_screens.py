@@ -11,9 +11,7 @@ from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.screens.beside import BesideScreen, PlacesPanel
-from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.engine_view import EnginePanel, held, kv_map
-from specscope.tui.screens.points_view import PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, StepScreen
 from specscope.tui.text import line_width
@@ -21,18 +19,32 @@ from specscope.tui.widgets.lines import Lines
 from specscope.tui.widgets.prompt import hanging
 from specscope.tui.widgets.requests import RequestsPanel
 
-from .sample import forked, live, replay, text_of, until
-from .test_keys import notes, running
+from .sample import forked, live, notes, replay, running, text_of, until
 
 
-async def test_arrows_in_the_timeline_move_the_run():
-    async with running(replay(30)) as (app, pilot):
-        await pilot.press("j", "r")
+async def test_going_to_a_request_and_to_its_step_by_name_and_by_arrows_in_its_timeline():
+    async with running(replay(30), (60, 20)) as (app, pilot):
+        panel = app.screen.query_one(RequestsPanel)  # the smallest screen names the figures and cuts no state
+        title, first = "".join(text for text, _ in panel.sheet.title), text_of(panel).splitlines()[0]
+        tokens = app.viewer.history.requests["r0"].acceptance_at(30).emitted
+        assert title.index("tokens") + len("tokens") == first.index(f" {tokens} ") + 1 + len(str(tokens))
+        assert "τ" in title
+        assert "…" not in first[: first.index(f" {tokens} ")]
+        request = app.viewer.history.requests["r2"]
+        await pilot.press("g", *"r2@3", "enter")
+        assert (app.standing.current, app.viewer.position) == ("r2", request.at(3))
+        await pilot.press("g", *"r1@999", "enter")
+        assert "has no step 999" in notes(app)[-1]
+        await pilot.press("g", *"r77", "enter")
+        assert "neither a step nor a request" in notes(app)[-1]
+        await pilot.press("g", *"r1", "enter", "g", *"30", "enter")
+        assert app.standing.current == "r1"
+        await pilot.press("r")
         assert isinstance(app.screen, RequestScreen)
         request = app.viewer.history.requests[app.standing.current]
-        before = app.viewer.history.requests[app.standing.current].count_at(app.viewer.position)
+        before = request.count_at(app.viewer.position)
         await pilot.press("up")
-        assert app.viewer.history.requests[app.standing.current].count_at(app.viewer.position) == before - 1
+        assert request.count_at(app.viewer.position) == before - 1
         assert app.viewer.position == request.engine_steps[before - 2]
         await pilot.press("n")  # the main screen's keys move here as well
         await pilot.press("down", "escape")
@@ -75,6 +87,7 @@ async def test_a_step_opens_at_the_node_that_ended_its_path(name):
             assert nodes.node == (failed[0] if failed else len(step.tree))  # the drafter's best of those, or the bonus
             if len(step.tree) > 1:
                 await pilot.press("down" if nodes.picked == 0 else "up")
+                await pilot.pause()
                 picked = nodes.node
                 app.look()
                 assert nodes.node == picked  # it stays where it was put
@@ -139,35 +152,6 @@ async def test_another_history_at_the_same_position_is_drawn_anew():
         assert len(app.screen_stack) == 2
 
 
-async def test_breakpoints_are_added_and_taken_away():
-    async with running(replay(4)) as (app, pilot):
-        await pilot.press("b", "a")
-        assert isinstance(app.screen, Ask)
-        await pilot.press(*"bonus", "enter")
-        await pilot.press("a", *"watch tau < 2".replace(" ", "␣"), "escape")
-        assert isinstance(app.screen, PointsScreen)
-        assert [point.text for point in app.viewer.points] == ["break bonus"]
-        await pilot.press("x")
-        await pilot.pause()
-        assert app.viewer.points == ()
-
-
-async def test_going_to_a_request_and_to_its_step():
-    async with running(replay(4)) as (app, pilot):
-        request = app.viewer.history.requests["r2"]
-        await pilot.press("g", *"r2@3", "enter")
-        assert app.standing.current == "r2"
-        assert app.viewer.position == next(
-            at for at, step in zip(request.engine_steps, request.steps, strict=True) if step.index == 3
-        )
-        await pilot.press("g", *"r1", "enter")
-        assert app.standing.current == "r1"
-        await pilot.press("g", *"r1@999", "enter")
-        assert "has no step 999" in notes(app)[-1]
-        await pilot.press("g", *"r77", "enter")
-        assert "neither a step nor a request" in notes(app)[-1]
-
-
 async def test_a_fork_opens_at_its_first_difference():
     viewer, engine = live(40, "paused")
     async with running(viewer) as (app, pilot):
@@ -204,8 +188,12 @@ def test_the_map_has_a_cell_for_every_block():
         assert line_width(legend) <= width
 
 
-async def test_a_wide_screen_has_the_requests_steps_beside_the_tree():
-    async with running(replay(14), (200, 60)) as (app, pilot):
+async def test_a_wide_screen_has_the_requests_steps_beside_the_tree_and_text_where_its_tokens_have_none():
+    viewer = replay(14)
+    words, steps = viewer.history.vocabulary, viewer.history.requests["r1"].steps
+    known = {token for step in steps for token in step.output()} & {*words.pieces}
+    viewer.history.vocabulary = Vocabulary({token: words.pieces[token] for token in known})
+    async with running(viewer, (200, 60)) as (app, pilot):
         await pilot.press("j")
         panel = app.screen.query_one(TimelinePanel)
         assert panel.display
@@ -219,19 +207,6 @@ async def test_a_wide_screen_has_the_requests_steps_beside_the_tree():
         assert isinstance(app.screen, StepScreen)
         assert steps.display
         assert app.screen.last.request.id in text_of(steps) or steps.sheet.title[1][0] == app.screen.last.request.id
-    async with running(replay(14), (120, 40)) as (app, _):
-        assert not app.screen.query_one(TimelinePanel).display
-
-
-async def test_the_context_is_text_also_where_the_prompts_tokens_have_none():
-    viewer = replay(14)
-    request = viewer.history.requests["r1"]
-    known = {token for step in request.steps for token in step.output()}
-    words = viewer.history.vocabulary
-    viewer.history.vocabulary = Vocabulary({token: words.pieces[token] for token in known if token in words.pieces})
-    async with running(viewer, (200, 60)) as (app, pilot):
-        await pilot.press("j", "d")
-        await pilot.pause()
         said = text_of(app.screen.query_one(NodePanel))
         context = said[said.index("context") :]
         assert "Why is the sky blue?" in context
@@ -245,6 +220,7 @@ async def test_the_engines_passes_stand_below_the_draft_and_what_is_always_0_tak
         made = tuple(dataclasses.replace(step.phases[1], name=f"pass {i}") for i in (1, 2)) if at > 3 else ()
         viewer.history.steps[at] = dataclasses.replace(step, passes=made)
     async with running(viewer, (120, 40)) as (app, pilot):
+        assert not app.screen.query_one(TimelinePanel).display
         await pilot.press("v")
         await pilot.pause()
         lines = text_of(app.screen.query_one(EnginePanel)).splitlines()
@@ -254,18 +230,6 @@ async def test_the_engines_passes_stand_below_the_draft_and_what_is_always_0_tak
         assert not any(names[names.index("running") + 1 : names.index("waiting")])
         assert names.index("waiting") - names.index("running") < names.index("running") - names.index("step")
         assert "max 0" not in text_of(app.screen.query_one(EnginePanel))
-
-
-async def test_the_smallest_screen_names_the_figures_of_requests_and_cuts_no_state():
-    viewer = replay(14)
-    async with running(viewer, (60, 20)) as (app, _):
-        panel = app.screen.query_one(RequestsPanel)
-        title = "".join(text for text, _ in panel.sheet.title)
-        first = text_of(panel).splitlines()[0]
-        tokens = app.viewer.history.requests["r0"].acceptance_at(14).emitted
-        assert title.index("tokens") + len("tokens") == first.index(f" {tokens} ") + 1 + len(str(tokens))
-        assert "τ" in title
-        assert "…" not in first[: first.index(f" {tokens} ")]
 
 
 @pytest.mark.parametrize("width", [20, 40, 54, 80])

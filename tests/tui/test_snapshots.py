@@ -8,7 +8,7 @@ from textual.pilot import Pilot
 from specscope.debug.viewer import Viewer
 from specscope.tui.app import ScopeApp
 
-from .sample import forked, live, maker, replay
+from .sample import forked, live, maker, replay, running
 
 USUAL = (120, 40)
 TITLE = "SmolLM2-135M-Instruct · run.otlp.jsonl"
@@ -74,9 +74,7 @@ async def test_live_and_replay_show_the_same():
     recorded.goto_end()
     shown = []
     for each in (viewer, recorded):
-        app = ScopeApp(each)
-        async with app.run_test(size=(120, 40)) as pilot:
-            await pilot.pause()
+        async with running(each) as (app, _):
             panels = [panel for panel in app._panels if panel.id in ("requests", "tree", "rates", "lengths", "output")]
             shown.append([panel.sheet for panel in panels])
     assert shown[0] == shown[1]

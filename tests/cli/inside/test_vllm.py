@@ -53,26 +53,18 @@ def test_a_debugger_may_hold_a_worker_longer_than_vllm_waits_by_itself(monkeypat
     assert told("debug.sock") == "60"
 
 
-def test_trace_sampling_goes_to_the_plugin(started, monkeypatch):
-    monkeypatch.setenv("SPECSCOPE_SAMPLE", "0.5")  # a flag wins
-    words = ["vllm", "--otlp-endpoint", "http://x", "--sample", "0.1", "--", "serve", "m"]
-    assert run_here(words)[0] == 0
-    assert PluginSettings.read(started[0]).ratio() == 0.1
-
-
-def test_a_variable_counts_where_its_flag_is_not_given(started, monkeypatch):
-    for name, value in (("SAMPLE", "0.5"), ("OTLP_ENDPOINT", "http://x"), ("EVIDENCE", "lean"), ("NO_TOKENS", "1")):
-        monkeypatch.setenv(f"SPECSCOPE_{name}", value)
-    assert run_here(["vllm", "--evidence", "full", "--", "serve", "m"])[0] == 0
-    told = PluginSettings.read(started[0])
-    assert (told.ratio(), told.endpoint, told.full, told.privacy) == (0.5, "http://x", True, Privacy.NO_TOKENS)
-
-
 @pytest.mark.parametrize("level", Privacy)
-def test_what_is_left_out_goes_to_the_plugin(level, started):
+def test_a_variable_counts_where_its_flag_is_not_given(level, started, monkeypatch):
     words = ["vllm", "--capture", "a.jsonl", *filter(None, [level.flag]), "--", "serve", "m"]
     assert run_here(words)[0] == 0
     assert PluginSettings.read(started[0]).privacy is level
+    for name, value in (("SAMPLE", "0.5"), ("OTLP_ENDPOINT", "http://x"), ("EVIDENCE", "lean"), ("NO_TOKENS", "1")):
+        monkeypatch.setenv(f"SPECSCOPE_{name}", value)
+    assert run_here(["vllm", "--evidence", "full", "--", "serve", "m"])[0] == 0
+    told = PluginSettings.read(started[1])
+    assert (told.ratio(), told.endpoint, told.full, told.privacy) == (0.5, "http://x", True, Privacy.NO_TOKENS)
+    assert run_here(["vllm", "--sample", "0.1", "--", "serve", "m"])[0] == 0
+    assert PluginSettings.read(started[2]).ratio() == 0.1
 
 
 def test_the_screen_of_a_vllm_that_dies_at_its_start_says_so_and_so_does_the_end(tmp_path):

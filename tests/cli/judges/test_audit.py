@@ -20,7 +20,9 @@ def captured(tmp_path_factory, prompts, model):  # noqa: F811
     return path
 
 
-def test_a_healthy_capture_passes(captured, tiny):
+def test_a_healthy_capture_passes_by_the_target_that_is_named_or_its_own_where_it_is_what_it_was(captured, tiny):
+    done = specscope("diagnose", "--only", "audit", captured, "--sample", 4)
+    assert done.returncode == 0, done.stderr
     done = specscope("diagnose", "--only", "audit", captured, "--target", tiny)
     assert done.returncode == 0, done.stderr
     assert "target p" in done.stdout
@@ -28,11 +30,6 @@ def test_a_healthy_capture_passes(captured, tiny):
     assert "The target agrees at" in done.stdout
     assert "The drafter agrees at" in done.stdout
     assert done.stderr == ""
-
-
-def test_the_captures_own_target_judges_where_it_is_what_it_was(captured):
-    done = specscope("diagnose", "--only", "audit", captured, "--sample", 4)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_target_that_is_not_where_it_was_is_to_be_named(captured, tmp_path):
@@ -65,23 +62,14 @@ def test_a_head_in_training_beside_its_serving(headed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("trainer", "message"),
+    ("name", "trainer", "message"),
     [
-        ("nowhere", "no head at nowhere: give a folder with config.json and model.safetensors"),
-        (TARGET, "config.json says 7 layers: an EAGLE-1 head has one"),
+        ("headed", ["nowhere"], "no head at nowhere: give a folder with config.json and model.safetensors"),
+        ("headed", [TARGET], "config.json says 7 layers: an EAGLE-1 head has one"),
+        ("captured", [HEAD], "the capture's drafter is draft_model: --trainer compares EAGLE heads"),
+        ("captured", [HEAD, "--sample", 4], "--trainer compares whole folders: leave out --sample"),
     ],
 )
-def test_a_trainer_that_is_none_is_one_line(trainer, message, headed):
-    done = specscope("diagnose", headed, "--trainer", trainer)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_what_a_trainer_does_not_go_with(captured):
-    done = specscope("diagnose", captured, "--trainer", HEAD)
-    assert done.returncode == 2
-    assert "the capture's drafter is draft_model: --trainer compares EAGLE heads" in done.stderr
-    done = specscope("diagnose", captured, "--trainer", HEAD, "--sample", 4)
-    assert done.returncode == 2
-    assert "--trainer compares whole folders: leave out --sample" in done.stderr
+def test_what_a_trainer_cannot_be_and_does_not_go_with(name, trainer, message, captured, headed):
+    done = specscope("diagnose", {"captured": captured, "headed": headed}[name], "--trainer", *trainer)
+    assert (done.returncode, done.stderr.count("\n"), message in done.stderr) == (2, 1, True), done.stderr

@@ -1,15 +1,13 @@
 """A drafter of somebody's own, named on the command line of the judges: it drafts again."""
 
 import json
-from pathlib import Path
 
 from specscope import SamplingParams
 from specscope.measure import step_costs
 from tests.measure.head_runs import recorded
 from tests.own import Bigrams
 from tests.support.commands import run_here
-
-EAGLE = str(Path(__file__).parents[3] / "traces" / "eagle.jsonl")
+from tests.support.samples import EAGLE
 
 
 def test_locate_asks_it_again_and_tune_measures_it(tiny, tmp_path, monkeypatch):

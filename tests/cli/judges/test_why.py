@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-from click.testing import CliRunner
-
-from specscope.cli.main import cli
+from specscope.analyze.why import Typical
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.trace.wire.reading import read_capture
+from tests.support.commands import run_here
+from tests.support.samples import EAGLE
 
-TRACES = Path(__file__).parents[3] / "traces"
-EAGLE = str(TRACES / "eagle.jsonl")
 
-
-def run(*arguments):
-    return CliRunner().invoke(cli, ["why", *arguments])
+def why(place):
+    """The answer as text and as JSON."""
+    (code, text, _), (also, told, _) = (run_here(["why", place, *form]) for form in ([], ["--json"]))
+    assert code == also == 0
+    return text, json.loads(told)
 
 
 def sentences(place):
-    answer = run(place, "--json")
-    assert answer.exit_code == 0, answer.output
-    return json.loads(answer.output)["sentences"]
+    return why(place)[1]["sentences"]
 
 
-def test_a_node_is_answered_in_words():
+def test_a_node_is_answered_in_words_and_what_is_counted_over_the_run_is_counted():
     told = sentences(f"{EAGLE}#r2@24/0")
     assert told[0].startswith("Target wanted ‘␣for’ (raw p 0.921, 1st; draft p 0.006, 15th), drafted ‘,’ (")
     assert "In this run ‘,’ was drafted 37 times, tried 11 and accepted 3." in told
     assert told[-1].startswith("2 of 42 rejections (5%) are of this kind: at depth 1, after a partly accepted step, ")
     assert told[-1].endswith("; another: r1@7.")
-    text = " ".join(run(f"{EAGLE}#r2@24/0").output.split())
-    for sentence in told:
-        assert sentence in text
-
-
-def test_what_is_counted_over_the_run_is_counted():
+    text = " ".join(why(f"{EAGLE}#r2@24/0")[0].split())
+    assert [sentence for sentence in told if sentence not in text] == []
     history = read_capture(EAGLE).history
     steps = [step for request in history.requests.values() for step in request.steps if step.verdict is not None]
     comma = int(next(step for step in history.requests["r2"].steps if step.index == 24).tree.token[0])
@@ -53,27 +46,23 @@ def test_a_step_is_told_from_its_path_on():
 
 
 def test_a_run_names_its_costliest_kinds_with_an_example_each():
-    answer = json.loads(run(EAGLE, "--json").output)
+    text, answer = why(EAGLE)
     kinds = answer["kinds"]
     assert 1 <= len(kinds) <= 5
     assert [kind["tokens_lost"] for kind in kinds] == sorted((kind["tokens_lost"] for kind in kinds), reverse=True)
     assert {kind["of_rejections"] for kind in kinds} == {answer["rejections"]}
     for kind in kinds:
         assert sentences(f"{EAGLE}#{kind['examples'][0]}")[1] == kind["sentence"] + "."
-    one = json.loads(run(f"{EAGLE}#r2", "--json").output)
+    one = why(f"{EAGLE}#r2")[1]
     assert all(place.startswith("r2@") for kind in one["kinds"] for place in kind["examples"])
     assert one["rejections"] < answer["rejections"]
     assert answer["undrafted"] == {"prompt": 3}  # the first step of each request
     assert one["undrafted"] == {"prompt": 1}
-    said = (
-        "42 of 63 decode steps ended in a rejection. 3 of 63 steps drafted nothing: first token after the prompt 100%."
-    )
-    assert run(EAGLE).output.startswith(said)
+    undrafted = "3 of 63 steps drafted nothing: first token after the prompt 100%."
+    assert text.startswith(f"42 of 63 decode steps ended in a rejection. {undrafted}")
 
 
 def test_the_console_gives_the_same_answer():
-    from specscope.analyze.why import Typical
-
     commands = Commands(Session(history=read_capture(EAGLE).history))
     commands.session.typical = Typical(lambda: commands.session.history)
     commands.run("goto r2@24")
