@@ -4,8 +4,6 @@ Every place has a target distribution p and a drafter's q of its own, over a sma
 judges it by the standard rule and draws the final token. Nothing of the engine is used.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,23 +12,13 @@ import numpy as np
 
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import (
-    DraftNotes,
-    FinalKind,
-    FinishReason,
-    Outcome,
-    ParentNotes,
-    RequestEnd,
-    RequestInfo,
-    RequestStep,
-    Verdict,
-)
+from specscope.trace.record.records import DraftNotes, FinalKind, FinishReason, Outcome
 from specscope.trace.record.tree import DraftTree, Drawn
 from specscope.tree_shape import parse_tree
 from tests.analyze.histories import RUN, record
-from tests.support.records import parents
+from tests.support import records
 
-PROMPT = np.array([1, 2, 3], np.int32)
+PROMPT = [1, 2, 3]
 FAULTS = {
     "noise reused": "the noise that drew a draft draws the recovered token too (vLLM 47386)",
     "accepts more": "a coin is divided by 1.25 before it is compared, and recorded as it was",
@@ -65,46 +53,43 @@ class Synthetic:
     tells_draws: bool = False  # whether drafts are drawn by coins, which the evidence tells
     params: Mapping[str, object] = field(default_factory=lambda: {"temperature": 1.0})
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         assert self.fault in ("", *FAULTS)
         self.rng = np.random.default_rng(self.seed)
         self.shape = parse_tree(self.tree)
         self.same_coins = np.random.default_rng((self.seed, 1)).random(len(self.shape))  # of a sequence of its own
 
-    def run(self, requests: int, steps: int) -> History:
+    def run(self, requests, steps):
         """Requests one after another: a prefill of the prompt's last token, then decode steps."""
         # Not our engine's: its coins come from numpy's generator
         history = History(run=dataclasses.replace(RUN, versions={}, eos_tokens=(), dtype="float32"))
-        number = 0
         for r in range(requests):
             params = SamplingParams(max_tokens=10**6, seed=r, **self.params)
-            info = RequestInfo(f"r{r}", 0, 1, "", PROMPT, params, {})
-            output: list[int] = []
-            context, fed = 0, len(PROMPT) - 1
+            info = records.info(f"r{r}", "", PROMPT, admitted=1, params=params)
+            output, context, fed = [], 0, len(PROMPT) - 1
             for index in range(steps):
-                part = dataclasses.replace(self.step(), request=info.id, index=index, context_len=context)
-                part = dataclasses.replace(part, prefill_tokens=fed, emitted=part.verdict.accepted + 1)
-                context, fed = part.position + part.verdict.accepted + 1, 0
+                tree, verdict, notes, parents = self.step()
+                more = {"drafter": "synthetic", "notes": notes, "parents": parents}
+                part = records.part(info.id, tree, verdict, index=index, context=context, prefill=fed, **more)
+                context, fed = part.position + verdict.accepted + 1, 0
                 output += part.tokens()
-                ends = index == steps - 1
-                end = RequestEnd(info, 2, FinishReason.CANCELLED, "", np.array(output, np.int32))
-                more = {"admitted": (info,) if not index else (), "finished": (end,) if ends else ()}
-                history.append(record(number, [part], **more))
-                number += 1
+                ends = [records.end(info, output, FinishReason.CANCELLED, finished=2)] * (index == steps - 1)
+                around = {"admitted": () if index else (info,), "finished": tuple(ends)}
+                history.append(record(len(history.steps), [part], **around))
         return history
 
-    def _p(self) -> np.ndarray:
+    def _p(self):
         p = np.array(self.p) if self.p else self.rng.dirichlet(np.full(self.vocab, 0.5))
         return np.maximum(p, 1e-6).astype(np.float32).astype(np.float64) / np.maximum(p, 1e-6).sum()
 
-    def _q(self, p: np.ndarray) -> np.ndarray:
+    def _q(self, p):
         if self.q:
             return np.array(self.q)
         q = 0.6 * p + 0.4 * self.rng.dirichlet(np.full(self.vocab, 0.7))
         return np.maximum(q, 1e-6) / np.maximum(q, 1e-6).sum()
 
-    def step(self) -> RequestStep:
-        """One decode step."""
+    def step(self):
+        """One decode step: its tree, its verdict, and what was noted of the drafts and of parents."""
         n, rng = len(self.shape), self.rng
         coin = self._coins(n + 1)
         p = [self._p() for _ in range(n + 1)]  # by row: the root's, then each node's
@@ -117,13 +102,16 @@ class Synthetic:
             if children:
                 token[children] = self._siblings(q[row + 1], len(children), noise[row + 1], draft_coin[row + 1])
         notes = self._draw(q, token, coin) if self.tells_draws else None
-        parent = np.array(self.shape.parent, np.int32)
-        sampled = self.drawn != Drawn.DETERMINISTIC
-        drawn_q = np.array([q[above + 1][t] for above, t in zip(parent, token, strict=True)]) if sampled else np.ones(n)
-        tree = DraftTree(token, parent, drawn_q.astype(np.float32), np.full(n, self.drawn, np.uint8))
-        return dataclasses.replace(self._judge(tree, p, q, coin, noise, draft_coin), notes=notes)
+        above = np.array(self.shape.parent, np.int32)
+        drawn_q = [q[row + 1][t] for row, t in zip(above, token, strict=True)] if self._sampled else np.ones(n)
+        tree = DraftTree(token, above, np.array(drawn_q, np.float32), np.full(n, self.drawn, np.uint8))
+        return tree, *self._judge(tree, p, q, coin, noise, draft_coin, notes)
 
-    def _draw(self, q, token, coin) -> DraftNotes:
+    @property
+    def _sampled(self):
+        return self.drawn != Drawn.DETERMINISTIC
+
+    def _draw(self, q, token, coin):
         """Draw every node by a coin of its own; `token` and, where the fault says so, `coin` are filled in place."""
         n = len(token)
         mine = self.same_coins if self.fault == "draft coins again" else self.rng.random(n)
@@ -144,7 +132,7 @@ class Synthetic:
         none, ones = np.zeros(0, np.int32), np.ones(n, np.float32)
         return DraftNotes(ones, 0 * ones, none, none, ones[:0], coin=mine.copy(), low=low)
 
-    def _coins(self, count: int) -> np.ndarray:
+    def _coins(self, count):
         coin = self.rng.random(count)
         if self.fault == "coins low":
             return coin**2
@@ -155,8 +143,8 @@ class Synthetic:
                 coin[i] = (coin[i - 1] + coin[i]) % 1 if i % 2 else coin[i - 1] * 0.5 + coin[i] * 0.5
         return coin
 
-    def _siblings(self, q: np.ndarray, count: int, noise: np.ndarray, coin: float) -> list[int]:
-        if self.drawn == Drawn.DETERMINISTIC:
+    def _siblings(self, q, count, noise, coin):
+        if not self._sampled:
             return np.argsort(-q)[:count].tolist()
         if self.drawn == Drawn.WITH_REPLACEMENT:
             return self.rng.choice(len(q), count, p=q).tolist()
@@ -168,22 +156,18 @@ class Synthetic:
         drawn = drawn[:count]
         return sorted(drawn, key=lambda t: -q[t]) if self.fault == "sorted" else drawn.tolist()
 
-    def _judge(self, tree, p, q, coin, noise, draft_coin) -> RequestStep:
-        n = len(tree)
-        row = -1
-        zero = np.zeros((5, n))
-        p_trial, q_trial, accept, mass, of_p = zero
+    def _judge(self, tree, p, q, coin, noise, draft_coin, notes):
+        n, row, path, tried, recovered = len(tree), -1, [], [], False
+        p_trial, q_trial, accept, mass = np.zeros((4, n))
         outcome = np.zeros(n, np.uint8)
-        for node in range(n):
-            of_p[node] = p[tree.parent[node] + 1][tree.token[node]]
-        path, tried, recovered = [], [], False
+        of_p = [p[above + 1][token] for above, token in zip(tree.parent, tree.token, strict=True)]
         while (children := tree.children(row)) and not recovered:
             tried.append(row)
             left, of_q = p[row + 1], q[row + 1].copy()
             recovered = True
             for node in children:
                 token = tree.token[node]
-                q_trial[node] = 1.0 if self.drawn == Drawn.DETERMINISTIC else of_q[token]
+                q_trial[node] = of_q[token] if self._sampled else 1.0
                 p_trial[node] = left[token]
                 accept[node] = min(1.0, left[token] / q_trial[node])
                 limit = min(1.0, left[token]) if self.fault == "ratio by p" else accept[node]
@@ -198,53 +182,43 @@ class Synthetic:
                     of_q[token] = 0
                     of_q /= of_q.sum()
         final = left if recovered and self.fault != "final from p" else p[row + 1]
-        final_token = self._final(final, coin[0], noise[row + 1], draft_coin[row + 1], recovered)
-        verdict = Verdict(
-            outcome,
-            *(one.astype(np.float32) for one in (of_p, p_trial, q_trial)),
-            accept,
-            coin[1:].copy(),
-            mass,
-            np.array(path, np.int32),
-            final_token,
-            FinalKind.RECOVERED if recovered else FinalKind.BONUS if path else FinalKind.TARGET,
-            float(final[final_token]),
-            float(draft_coin[row + 1] if self.fault == "coin twice" else coin[0]),
+        final_coin = float(draft_coin[row + 1] if self.fault == "coin twice" else coin[0])
+        token = self._final(final, final_coin, noise[row + 1], recovered)
+        kind = FinalKind.RECOVERED if recovered else FinalKind.BONUS if path else FinalKind.TARGET
+        numbers = {"p": of_p, "p_trial": p_trial, "q_trial": q_trial, "accept_prob": accept, "coin": coin[1:].copy()}
+        last = {"final_p": float(final[token]), "final_coin": final_coin}
+        verdict = dataclasses.replace(
+            records.verdict(outcome, path, token, kind, **numbers, **last), residual_mass=mass
         )
-        noted = self._parents(tree, p, q, tried, final, p[row + 1], final_token) if self.notes else None
-        return RequestStep("", 0, 0, 0, "synthetic", tree, verdict, 0, parents=noted)
+        return verdict, notes, self._parents(tree, p, q, tried, final, p[row + 1], token) if self.notes else None
 
-    def _residual(self, left: np.ndarray, q: np.ndarray, token: int) -> tuple[np.ndarray, float]:
-        rest = left.copy()
-        if self.drawn == Drawn.DETERMINISTIC:
-            rest[token] = 0
-        else:
-            rest = np.maximum(left - q, 0)
+    def _residual(self, left, q, token):
+        rest = np.maximum(left - q, 0) if self._sampled else np.where(np.arange(len(left)) == token, 0, left)
         mass = float(rest.sum())
         if mass <= 0:
             return left, mass
         return (rest if self.fault == "not renormalised" else rest / mass), mass
 
-    def _final(self, final: np.ndarray, coin: float, noise: np.ndarray, draft_coin: float, recovered: bool) -> int:
+    def _final(self, final, coin, noise, recovered):
         if self.fault == "noise reused" and recovered:
             with np.errstate(divide="ignore"):
                 return int(np.argmax(np.log(final) + noise))
-        return _inverse(final / final.sum(), draft_coin if self.fault == "coin twice" else coin)
+        return _inverse(final / final.sum(), coin)
 
-    def _parents(self, tree, p, q, tried, final, here, final_token) -> ParentNotes:
+    def _parents(self, tree, p, q, tried, final, here, token):
         n, k = len(tree), len(tried)
         of_p, of_q = [p[row + 1] for row in tried], [q[row + 1] for row in tried]
-        sampled = self.drawn != Drawn.DETERMINISTIC
         entropy = np.array([_entropy(one) for one in of_p]).reshape(k, 2)
-        q_entropy = np.array([_entropy(one) if sampled else (0, 0) for one in of_q]).reshape(k, 2)
+        q_entropy = np.array([_entropy(one) if self._sampled else (0, 0) for one in of_q]).reshape(k, 2)
         top = np.array([np.argsort(-one)[:4] for one in of_p], np.int32).reshape(k, -1)
         rank, q_rank, raw = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.float32)
         for row in tried:
             for node in tree.children(row):
                 raw[node] = p[row + 1][tree.token[node]]
                 rank[node] = 1 + (p[row + 1] > p[row + 1][tree.token[node]]).sum()
-                q_rank[node] = 1 + (q[row + 1] > q[row + 1][tree.token[node]]).sum() if sampled else 0
-        return parents(
+                q_rank[node] = 1 + (q[row + 1] > q[row + 1][tree.token[node]]).sum() if self._sampled else 0
+        of_final = _entropy(final / final.sum())
+        return records.parents(
             tried,
             n,
             top=top,
@@ -258,17 +232,17 @@ class Synthetic:
             raw_p=raw,
             rank=rank,
             q_rank=q_rank,
-            final_entropy=_entropy(final / final.sum())[0],
-            final_varentropy=_entropy(final / final.sum())[1],
-            final_target_p=float(here[final_token]),
+            final_entropy=of_final[0],
+            final_varentropy=of_final[1],
+            final_target_p=float(here[token]),
         )
 
 
-def _inverse(probs: np.ndarray, coin: float) -> int:
+def _inverse(probs, coin):
     return int(min(np.searchsorted(np.cumsum(probs), coin, "right"), np.flatnonzero(probs)[-1]))
 
 
-def _entropy(probs: np.ndarray) -> tuple[float, float]:
+def _entropy(probs):
     some = probs[probs > 0]
     entropy = float(-(some * np.log(some)).sum())
     return entropy, float((some * np.log(some) ** 2).sum()) - entropy**2

@@ -1,7 +1,5 @@
 """When the level of counts changed and with what: logs as an engine writes them, made here with a known answer."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,37 +1,34 @@
-"""Captures of --no-tokens through every verb: a verdict or a clear line, and nothing said of what was not looked at."""
+"""Captures that hold less, through every verb: --no-tokens, and one span a request. What is missing is said."""
 
 import dataclasses
 import json
-from pathlib import Path
 
+import orjson
+import pyarrow.parquet as parquet
 import pytest
 
+from specscope.analyze import tables
 from specscope.analyze.questions.answers import answer
+from specscope.analyze.report import build_report
 from specscope.analyze.verify.trial import BY_TOKENS, IN_PART
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.reading import read_capture
-from tests.analyze.judges.edits import changed, with_verdict
+from specscope.trace.wire.spans import Encoder, SpanLevel, brief, resource_attributes
+from specscope.trace.words import request_row
+from tests.analyze.edits import TRACES, changed, replaced, sample
+from tests.analyze.histories import write
 from tests.support.commands import run_here
 
-TRACES = Path(__file__).parents[2] / "traces"
 NAMES = ("eagle", "sampled", "ngram", "evidence")
 LACK = "recorded with --no-tokens: token ids are not in this file"
 
 
 def recorded_again(name, folder, level):
     """A sample run as it would have been recorded at a level."""
-    history = read_capture(TRACES / f"{name}.jsonl").history
-    run = dataclasses.replace(history.run, privacy=level)
-    return written(folder / f"{name}-{level.name}.jsonl", history, run)
-
-
-def written(path, history, run):
-    writer = CaptureWriter(path, run, history.vocabulary)
-    for record in history.steps:
-        writer(record)
-    writer.close()
-    return str(path)
+    history = sample(name)
+    about = dataclasses.replace(history.run, privacy=level)
+    return str(write(history, folder / f"{name}-{level.name}.jsonl", about))
 
 
 @pytest.fixture(scope="module")
@@ -40,19 +37,23 @@ def nameless(tmp_path_factory):
     return {name: recorded_again(name, folder, Privacy.NO_TOKENS) for name in NAMES}
 
 
-def said(words, code=0):
+def said(*words, code=0):
     """What a verb prints, on both streams; it ends as it should, and never in a traceback."""
-    found, out, err = run_here(words)
+    found, out, err = run_here(list(map(str, words)))
     assert found == code, err
     assert "internal error" not in err
     assert "#-1" not in out + err
     return out, err
 
 
+def told(*words):
+    """Its JSON."""
+    return json.loads(said(*words, "--json")[0])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_verify_judges_the_arithmetic_and_says_what_it_skips(name, nameless):
-    out, _ = said(["verify", nameless[name], "--json"])
-    (capture,) = json.loads(out)["captures"]
+    (capture,) = told("verify", nameless[name])["captures"]
     assert LACK in capture["warnings"]
     checks = {check["name"]: check for group in capture["groups"] for check in group["checks"]}
     assert {name for name in BY_TOKENS if checks[name]["note"] != LACK or checks[name]["result"] != "skipped"} == set()
@@ -65,16 +66,15 @@ def test_verify_judges_the_arithmetic_and_says_what_it_skips(name, nameless):
 @pytest.mark.parametrize("fault", ["coin", "accept_prob", "p_trial"])
 def test_verify_still_convicts(fault, nameless, tmp_path):
     history = read_capture(nameless["sampled"]).history
-    wrong = changed(history, lambda part: with_verdict(part, **{fault: getattr(part.verdict, fault) * 0.5}))
-    path = written(tmp_path / "a.jsonl", wrong, history.run)
-    out, _ = said(["verify", path], code=1)
-    assert "NOT CONSISTENT" in out
-    said(["diagnose", "--no-audit", path], code=1)
+    wrong = changed(history, lambda part: replaced(part, **{f"verdict__{fault}": getattr(part.verdict, fault) * 0.5}))
+    path = write(wrong, tmp_path / "a.jsonl")
+    assert "NOT CONSISTENT" in said("verify", path, code=1)[0]
+    said("diagnose", "--no-audit", path, code=1)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_diagnose_finds_no_fault_and_names_what_it_could_not_look_at(name, nameless):
-    out, _ = said(["diagnose", nameless[name]], code=2)
+    out, _ = said("diagnose", nameless[name], code=2)
     assert f"not judged: audit: {LACK}" in out
     assert f"{LACK}: drafts were not compared with the text" in out
     assert "No fault found by verify" in out
@@ -83,75 +83,140 @@ def test_diagnose_finds_no_fault_and_names_what_it_could_not_look_at(name, namel
 @pytest.mark.parametrize("other", ["itself", "whole"])
 @pytest.mark.parametrize("name", ["eagle", "sampled"])
 def test_compare_has_figures_and_never_says_the_same(name, other, nameless):
-    second = nameless[name] if other == "itself" else str(TRACES / f"{name}.jsonl")
-    out, _ = said(["compare", nameless[name], second, "--json"])
-    found = json.loads(out)
+    found = told("compare", nameless[name], nameless[name] if other == "itself" else TRACES / f"{name}.jsonl")
     assert found["answer"] not in ("same", "different")
     assert found["nodes"] == found["steps"] == 0
     assert any("requests, contexts and outputs are not compared" in line for line in found["missing"])
-    tau = next(figure for figure in found["figures"] if figure["name"] == "tau")
+    (tau,) = (figure for figure in found["figures"] if figure["name"] == "tau")
     assert tau["a"] == tau["b"] > 1
     assert not found["differences"]
 
 
 def test_why_and_questions_name_no_token_and_say_why(nameless):
     for place in ("", "#r0@1", "#r0@1/1"):
-        out, err = said(["why", nameless["sampled"] + place])
+        out, err = said("why", nameless["sampled"] + place)
         assert "wanted ‘" not in out
         assert "drafted 246 times" not in out
         assert LACK in out + err
-    answers = answer(read_capture(nameless["sampled"]).history)
-    whole = answer(read_capture(TRACES / "sampled.jsonl").history)
+    answers, whole = (answer(history) for history in (read_capture(nameless["sampled"]).history, sample("sampled")))
     assert not answers.rejections.tokens
     assert answers.rejections.rejected == whole.rejections.rejected
     assert any(LACK in note for note in answers.rejections.notes)
 
 
 def test_report_counts_and_shows_no_ids(nameless):
-    out, _ = said(["report", nameless["sampled"], "--json"])
-    (report,) = json.loads(out)["captures"]
+    (report,) = told("report", nameless["sampled"])["captures"]
     assert LACK in report["warnings"]
     for request in report["requests"]:
         assert request["prompt_token_ids"] == request["token_ids"] == request["pieces"] == []
-        assert request["output"] is None
+        assert request["output"] is request["loops"]["share"] is None
         assert len(request["origins"]) > 0
-        assert request["loops"]["share"] is None
-    whole = json.loads(said(["report", str(TRACES / "sampled.jsonl"), "--json"])[0])["captures"][0]
-    assert report["pooled"] == whole["pooled"]
-    said(["report", nameless["eagle"]])
+    assert report["pooled"] == told("report", TRACES / "sampled.jsonl")["captures"][0]["pooled"]
+    said("report", nameless["eagle"])
+
+
+EMPTY = {
+    "nodes": ["token", "piece", "parent_choice", "parent_top", "parent_draft_top"],
+    "finals": ["token"],
+    "requests": ["prompt_tokens", "output_tokens", "output"],
+}
 
 
 def test_export_leaves_the_columns_empty(nameless, tmp_path):
-    pytest.importorskip("pyarrow")
-    import pyarrow.parquet as parquet
-
-    said(["export", nameless["sampled"], "-o", str(tmp_path / "tables")])
-    folder = tmp_path / "tables"
-    tables = {name: parquet.read_table(folder / f"{name}.parquet") for name in ("nodes", "finals", "requests")}
-    for table, column in (
-        *(("nodes", "token"), ("nodes", "piece"), ("nodes", "parent_choice"), ("nodes", "parent_top")),
-        *(("nodes", "parent_draft_top"), ("finals", "token"), ("requests", "prompt_tokens")),
-        *(("requests", "output_tokens"), ("requests", "output")),
-    ):
-        values = tables[table][column]
-        assert values.null_count == len(values) > 0, column
+    said("export", nameless["sampled"], "-o", tmp_path)
+    tables = {name: parquet.read_table(tmp_path / f"{name}.parquet") for name in (*EMPTY, "runs")}
+    for table, columns in EMPTY.items():
+        for values in map(tables[table].column, columns):
+            assert values.null_count == len(values) > 0
     assert tables["nodes"]["parent_top_p"].null_count < len(tables["nodes"])
     assert min(tables["requests"]["output_length"].to_pylist()) > 0
-    (run,) = parquet.read_table(tmp_path / "tables" / "runs.parquet").to_pylist()
+    (run,) = tables["runs"].to_pylist()
     assert (run["text"], run["tokens"]) == (False, False)
 
 
 @pytest.mark.parametrize("words", [["tune"], ["diagnose", "--only", "audit"]])
 def test_what_needs_tokens_refuses_in_a_line(words, nameless):
-    out, err = said([*words, nameless["eagle"]], code=2)
-    assert not out
-    assert LACK in err
-    assert len(err.splitlines()) == 1
+    out, err = said(*words, nameless["eagle"], code=2)
+    assert (out, LACK in err, len(err.splitlines())) == ("", True, 1)
 
 
 @pytest.mark.parametrize("name", ["eagle", "sampled"])
 def test_without_text_alone_all_is_judged(name, tmp_path):
-    path, whole = recorded_again(name, tmp_path, Privacy.NO_TEXT), str(TRACES / f"{name}.jsonl")
-    mine, theirs = (json.loads(said(["verify", one, "--json"])[0])["captures"][0]["groups"] for one in (path, whole))
+    path, whole = recorded_again(name, tmp_path, Privacy.NO_TEXT), TRACES / f"{name}.jsonl"
+    mine, theirs = (told("verify", one)["captures"][0]["groups"] for one in (path, whole))
     assert mine == theirs
-    assert json.loads(said(["compare", whole, path, "--json"])[0])["answer"] == "same"
+    assert told("compare", whole, path)["answer"] == "same"
+
+
+LACKS = "figures of requests, from their request spans only: no steps, so no trees, phases, text or questions"
+
+
+def written(path, source, level=SpanLevel.REQUESTS):
+    """What an endpoint gets of a run at a level, as lines."""
+    encoder, resource = Encoder(source.run, source.vocabulary, level), brief(resource_attributes(source.run))
+    lines = [line_json(resource, spans) for record in source.steps if (spans := encoder.encode(record))]
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("name", ["eagle", "ngram", "sampled"])
+def test_a_report_has_the_figures_of_the_whole_capture(tmp_path, name):
+    histories = read_capture(written(tmp_path / "alone.jsonl", sample(name))).history, sample(name)
+    alone, told = (build_report(history, source="x") for history in histories)
+    assert LACKS in alone.warnings
+    assert alone.pooled.to_dict() == told.pooled.to_dict()
+    assert (alone.means.tau, alone.undrafted) == (told.means.tau, told.undrafted)
+    for mine, its in zip(alone.requests, told.requests, strict=True):
+        assert mine.figures.to_dict() == its.figures.to_dict()
+        assert (mine.id, mine.labels, mine.finish, mine.total_s) == (its.id, its.labels, its.finish, its.total_s)
+        assert mine.queued_s == pytest.approx(its.queued_s)
+        assert (mine.missing_tokens, mine.output) == (0, None)
+    of_groups = [
+        {label: [one.requests for one in each.groups[label]] for label in each.groups} for each in (alone, told)
+    ]
+    assert of_groups[0] == of_groups[1]
+    rows = [[(row[0], *row[2:]) for row in tables.requests(each, 10).rows] for each in (alone, told)]
+    assert rows[0] == rows[1]  # but for the prompt
+    assert not [row for table in tables.tables(alone) for row in table.rows if "unknown" in row]
+    assert orjson.dumps(alone.to_dict())
+
+
+def test_a_request_with_steps_beside_one_without(tmp_path):
+    """Of one request the steps were lost: its figures are told, and those of the other are of its steps."""
+    source = sample("eagle")
+    first = next(iter(source.requests))
+    path = written(tmp_path / "mixed.jsonl", source, SpanLevel.TREES)
+    kept = []
+    for line in path.read_bytes().splitlines():
+        data = orjson.loads(line)
+        for part in data["resourceSpans"]:
+            spans = part["scopeSpans"][0]["spans"]
+            spans[:] = [span for span in spans if not is_step_of(span, first)]
+        kept.append(orjson.dumps(data) + b"\n")
+    path.write_bytes(b"".join(kept))
+    history = read_capture(path).history
+    assert (history.without_steps, history.figures_only) == (1, False)
+    assert history.acceptance.to_dict() == source.acceptance.to_dict()
+    assert "figures of 1 of 3 requests" in history.figures_note
+    history.truncate(0)
+    assert history.acceptance.steps == 0
+
+
+def is_step_of(span, name):
+    values = {each["key"]: each["value"].get("stringValue") for each in span["attributes"]}
+    return span["name"] in ("decode_step", "prefill") and values["specscope.request.id"] == name
+
+
+def test_going_back_takes_figures_back(tmp_path):
+    source = sample("eagle")
+    history = read_capture(written(tmp_path / "alone.jsonl", source)).history
+    last, before = history.last_step, history.acceptance.to_dict()
+    history.truncate(len(history.steps) - 1)
+    assert history.acceptance.steps < before["steps"]
+    history.move(last)
+    assert history.acceptance.to_dict() == before
+    for request in history.requests.values():
+        row = request_row(request, len(history.steps) - 1, history.vocabulary)
+        its = source.requests[row.name].acceptance
+        assert (row.tokens, row.steps, row.tau) == (its.emitted, its.steps, its.tau)
+    assert history.mean_tau_at(len(history.steps) - 1) == source.mean_tau_at(len(source.steps) - 1)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.analyze.compare.runs import Made, make, write
+from tests.analyze.compare.runs import Made, make
+from tests.analyze.histories import write
 from tests.support.commands import run_here
 from tests.support.samples import EAGLE, NGRAM, SAMPLED
 

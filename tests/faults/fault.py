@@ -1,8 +1,6 @@
 """What a planted fault is."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,10 +33,10 @@ class Fault:
     rare: int = 3
 
 
-def replaced(target: object, name: str) -> Callable[[Callable], Install]:
+def replaced(target, name):
     """A fault that puts a function in another one's place: it is given the right one, then what that is given."""
 
-    def planted(wrong: Callable) -> Install:
+    def planted(wrong):
         def install(patch, engine):
             right, is_static = getattr(target, name), isinstance(vars(target).get(name), staticmethod)
 
@@ -52,7 +50,7 @@ def replaced(target: object, name: str) -> Callable[[Callable], Install]:
     return planted
 
 
-def altered(path: str, change: Callable) -> Install:
+def altered(path, change):
     """Something of the engine is `change` of what it is."""
     holder, _, name = path.rpartition(".")
 
@@ -63,7 +61,7 @@ def altered(path: str, change: Callable) -> Install:
     return install
 
 
-def in_phase(name: str, change: Callable, *, before: bool = False) -> Install:
+def in_phase(name, change, *, before=False):
     """What a phase of a step leaves (`before`: what it is given), changed by `change(engine, now)`."""
 
     def install(patch, engine):
@@ -81,17 +79,17 @@ def in_phase(name: str, change: Callable, *, before: bool = False) -> Install:
     return install
 
 
-def finished(change: Callable) -> Install:
+def finished(change):
     """A static tree as it is handed on: `change(draft, places)` of it."""
     return replaced(StaticTreeBuilder, "finish")(lambda finish, self: change(*finish(self)))
 
 
-def taken(change: Callable) -> Install:
+def taken(change):
     """What is drawn for a static tree: `change(q, drawn)` of it."""
     return replaced(StaticTreeBuilder, "take")(lambda take, self, q, drawn: take(self, *change(q, drawn)))
 
 
-def now_and_then(install: Install, active: Callable[[int], bool]) -> Install:
+def now_and_then(install, active):
     """A fault that comes and goes: what it replaces is in place in the engine's steps of which `active` says so."""
 
     def planted(patch, engine):
@@ -111,7 +109,7 @@ def now_and_then(install: Install, active: Callable[[int], bool]) -> Install:
 
 
 @contextmanager
-def in_every_engine(install: Install) -> Iterator[None]:
+def in_every_engine(install):
     """Every engine that is built meanwhile has the fault, from when it is built until it is closed."""
     with pytest.MonkeyPatch.context() as outer, pytest.MonkeyPatch.context() as patch:
 

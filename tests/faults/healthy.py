@@ -1,7 +1,5 @@
 """Runs without a fault: every drafter, greedy and sampled, alone and in a batch, with preemption and in chunks."""
 
-from __future__ import annotations
-
 from tests.faults.settings import DRAFTERS, Setting
 
 SAMPLING = {

@@ -5,8 +5,6 @@ grammar, byte by byte, and are kept beside this file in bfloat16. `python -m tes
 DFlash head and the modules were trained by what stands in this file at a4929eaa.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -38,10 +36,9 @@ PLACES = ["near the sea", "in the yard", "on a hill", "at night", "by the road"]
 
 def sentence(chance: random.Random, names: list[str]) -> str:
     """One of the grammar: who did what to what, where."""
-    who, verb = chance.choice(names), chance.choice(VERBS)
-    thing = f"{chance.choice(ADJECTIVES)} {chance.choice(NOUNS)}"
+    words = [chance.choice(some) for some in (names, VERBS, ADJECTIVES, NOUNS)]
     where = f" {chance.choice(PLACES)}" if chance.random() < 0.5 else ""
-    return f"{who} {verb} the {thing}{where}"
+    return f"{words[0]} {words[1]} the {words[2]} {words[3]}{where}"
 
 
 def story(seed: int, length: int = 400) -> str:
@@ -56,14 +53,12 @@ def story(seed: int, length: int = 400) -> str:
 
 def tokens_of(text: str) -> list[int]:
     """By the tiny models' tokenizer, whose bytes stand in the order of their characters."""
-
     return list(AutoTokenizer.from_pretrained(TARGET)(text)["input_ids"])
 
 
 def train_model(folder: Path, layers: int, steps: int, seed: int, **sizes: int) -> LlamaForCausalLM:
     """A Llama of 48 wide, or of other sizes, on the grammar's stories, in float32."""
     write_tiny_model(folder, seed=seed, layers=layers, **sizes)
-
     encode = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(seed)
     config = LlamaConfig.from_pretrained(folder)
@@ -80,8 +75,6 @@ def train_model(folder: Path, layers: int, steps: int, seed: int, **sizes: int) 
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % 100 == 0:
-            print(f"{folder.name} {step} loss {float(loss):.3f}", file=sys.stderr)
     model.to(torch.bfloat16).save_pretrained(folder)
     return model
 
@@ -102,10 +95,8 @@ def train_head(of: Path = TARGET, to: Path = HEAD) -> None:
         recipe = Recipe(draft_vocab=27, steps=4, epochs=24, batch_tokens=3072, learning_rate=4e-3)
         with torch.enable_grad():
             training = Training(target, Shards(Path(folder) / "data"), recipe, Path(folder) / "head")
-            for scores in training.run():
-                if training.step % 50 == 0:
-                    rates = [round(a / b, 2) for a, b in zip(scores.first, scores.positions, strict=True)]
-                    print(f"head {training.step} of {training.total}: {rates}", file=sys.stderr)
+            for _ in training.run():
+                pass
         training.save()
         to.mkdir(parents=True, exist_ok=True)
         for name in ("config.json", "model.safetensors"):

@@ -1,19 +1,15 @@
 """The runs that faults are planted into: an engine over the tiny trained models, prompts and sampling parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.trace.history.history import History
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
-from tests.faults.fault import Fault, now_and_then
+from tests.faults.fault import now_and_then
 from tests.faults.models import BLOCK, DRAFT, HEAD, TARGET, story, tokens_of, with_modules
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"
@@ -56,12 +52,12 @@ class Setting:
     prompt: int = 70  # bytes of a prompt
 
     @property
-    def target(self) -> Path:
+    def target(self):
         """The target's folder."""
         modules = DRAFTERS[self.drafter].get("modules")
         return TARGET if modules is None else with_modules(modules)
 
-    def engine(self) -> Engine:
+    def engine(self):
         """A new one."""
         how = {key: value for key, value in DRAFTERS[self.drafter].items() if key != "modules"}
         engine = Engine(
@@ -112,12 +108,12 @@ SETTINGS = {
 }
 
 
-def prompts(setting: Setting, seed: int = 0) -> list[str]:
+def prompts(setting, seed=0):
     """Beginnings of stories, of about the same length."""
     return [story(seed * 1000 + i, setting.prompt + 7 * (i % 4)) for i in range(setting.requests)]
 
 
-def plant(patch: pytest.MonkeyPatch, engine: Engine, fault: Fault, *, rarely: bool = False) -> None:
+def plant(patch, engine, fault, *, rarely=False):
     """Put a fault into an engine. `rarely`: into some of its steps alone, where it can be."""
     every, install = EVERY if fault.rare <= FEW else 2, fault.install
     if rarely and fault.rare:
@@ -125,24 +121,27 @@ def plant(patch: pytest.MonkeyPatch, engine: Engine, fault: Fault, *, rarely: bo
     install(patch, engine)
 
 
-def record(setting: Setting, path: Path, fault: Fault | None = None, seed: int = 0, *, rarely: bool = False) -> Path:
+def record(setting, path, fault=None, seed=0, *, rarely=False):
     """Run it, with a fault or without, and write the capture. `rarely`: with it in some of the steps alone."""
     engine = setting.engine()
+    numbers = range(seed * 1000, seed * 1000 + setting.requests)
+    params = [SamplingParams(**{"max_tokens": setting.tokens, "seed": i, **setting.params}) for i in numbers]
     with pytest.MonkeyPatch.context() as patch:
         if fault is not None:
             plant(patch, engine, fault, rarely=rarely)
-        writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
-        engine.subscribe(writer, lossless=True)
-        params = [
-            SamplingParams(**{"max_tokens": setting.tokens, "seed": seed * 1000 + i, **setting.params})
-            for i in range(setting.requests)
-        ]
-        engine.generate(prompts(setting, seed), params)
-        engine.close()
-        writer.close()
+        return recorded(path, engine, prompts(setting, seed), params)
+
+
+def recorded(path, engine, texts, params):
+    """The capture of what an engine makes of these texts; it is closed behind it."""
+    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
+    engine.subscribe(writer, lossless=True)
+    engine.generate(texts, params)
+    engine.close()
+    writer.close()
     return path
 
 
-def history(path: Path) -> History:
+def history(path):
     """A capture as it is read back."""
     return read_capture(path).history

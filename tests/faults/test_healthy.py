@@ -10,6 +10,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import Exit
 from specscope.speculate.drafters import eagle
+from tests.faults.fault import replaced
 from tests.faults.healthy import HEALTHY
 from tests.faults.judged import diagnosed
 from tests.faults.models import HEAD
@@ -37,7 +38,7 @@ def check(setting, folder):
 @pytest.mark.every(3)
 @pytest.mark.parametrize("params", [{}, WARM])
 def test_twenty_prompts_with_a_dflash_head(tmp_path, params):
-    check(Setting("dflash chain", params, requests=20), tmp_path)
+    check(Setting("dflash chain", params, requests=20, tokens=40), tmp_path)
 
 
 @pytest.mark.every(3)
@@ -52,47 +53,41 @@ def test_no_healthy_run_names_a_cause(name, tmp_path):
     check(HEALTHY[name], tmp_path)
 
 
+@pytest.fixture
+def one_pass(tmp_path, monkeypatch):
+    """A drafter: a P-EAGLE head with the weights of the EAGLE-3 head, whose mask rows were never trained."""
+    layer = json.loads((HEAD / "config.json").read_text())
+    tensors = load_file(HEAD / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    tensors["mask_hidden"] = torch.randn(1, 1, tensors["fc.weight"].shape[1], generator=generator)
+    folder = write_parallel_head(tmp_path / "head", tensors, transformer_layer_config=layer)
+    monkeypatch.setitem(DRAFTERS, "one pass", {"drafter": "eagle", "draft_model": str(folder), "tree": TREE})
+    return "one pass"
+
+
 @pytest.mark.every(2)
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.8}], ids=["greedy", "warm"])
-def test_a_healthy_run_of_a_head_that_drafts_in_one_pass_names_no_cause(tmp_path, monkeypatch, params):
-    """The EAGLE-3 head with mask rows that it was never trained on: a weak drafter, but nothing is wrong."""
-    monkeypatch.setitem(
-        DRAFTERS, "one pass", {"drafter": "eagle", "draft_model": str(one_pass(tmp_path)), "tree": TREE}
-    )
-    monkeypatch.setitem(HEALTHY, "one pass", Setting("one pass", params, tokens=60, requests=9))
-    check(HEALTHY["one pass"], tmp_path)
+@pytest.mark.parametrize("params", [{}, WARM], ids=["greedy", "warm"])
+def test_a_healthy_run_of_a_head_that_drafts_in_one_pass_names_no_cause(tmp_path, one_pass, params):
+    """A weak drafter, but nothing is wrong."""
+    check(Setting(one_pass, params, tokens=60, requests=9), tmp_path)
 
 
 def test_a_healthy_run_in_bfloat16_behind_long_prompts_names_no_cause(tmp_path, monkeypatch):
     """Rounding is measured on as many steps as behind short ones."""
     monkeypatch.setitem(DRAFTERS, "rounded", {**DRAFTERS["eagle tree"], "dtype": "bfloat16"})
     params = {"temperature": 1.6, "top_k": 2, "top_p": 0.91, "min_p": 0.157, "repetition_penalty": 1.06}
-    monkeypatch.setitem(HEALTHY, "rounded", Setting("rounded", params, tokens=40, requests=6, prompt=120))
-    check(HEALTHY["rounded"], tmp_path)
+    check(Setting("rounded", params, tokens=40, requests=6, prompt=120), tmp_path)
 
 
-def test_mask_rows_at_wrong_positions_are_named(tmp_path, monkeypatch):
+def test_mask_rows_at_wrong_positions_are_named(tmp_path, monkeypatch, one_pass):
     """Each of them one position too far: the head is asked again with its drafts moved, and agrees."""
-    real = eagle.with_masks
 
-    def with_masks(segment, count, mask_token):
-        found = real(segment, count, mask_token)
+    def further(with_masks, segment, count, mask_token):
+        found = with_masks(segment, count, mask_token)
         found.positions[len(segment.tokens) :] += 1
         return found
 
-    monkeypatch.setattr(eagle, "with_masks", with_masks)
-    monkeypatch.setitem(
-        DRAFTERS, "one pass", {"drafter": "eagle", "draft_model": str(one_pass(tmp_path)), "tree": TREE}
-    )
-    setting = Setting("one pass", {}, tokens=60, requests=9)
+    replaced(eagle, "with_masks")(further)(monkeypatch, None)
+    setting = Setting(one_pass, {}, tokens=60, requests=9)
     found = diagnosed(record(setting, tmp_path / "moved.jsonl"), setting)
     assert Cause.ROTARY_POSITIONS in [one.cause for one in found.faults]
-
-
-def one_pass(folder):
-    """The folder of a P-EAGLE head with the weights of the EAGLE-3 head."""
-    layer = json.loads((HEAD / "config.json").read_text())
-    tensors = load_file(HEAD / "model.safetensors")
-    generator = torch.Generator().manual_seed(0)
-    tensors["mask_hidden"] = torch.randn(1, 1, tensors["fc.weight"].shape[1], generator=generator)
-    return write_parallel_head(folder / "head", tensors, transformer_layer_config=layer)

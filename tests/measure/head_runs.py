@@ -6,8 +6,8 @@ from safetensors.torch import load_file, save_file
 
 from specscope import Engine, SamplingParams
 from specscope.measure.trainer import audit_trainer
-from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
+from tests.faults import settings
 from tests.faults.models import HEAD, TARGET, story
 
 
@@ -21,23 +21,17 @@ def head_copy(folder, config=(), tensors=None, source=HEAD):
     return folder
 
 
-def recorded(path, texts, params, install=lambda engine: None, **how):
-    """A capture of a run of these texts. `install`: what is done to the engine before."""
+def recorded(path, texts, params, **how):
+    """A capture of a run of these texts."""
     engine = Engine(**{"target": str(TARGET), "dtype": "float32", "kv_memory": 0.02, "threads": 1, **how})
-    install(engine)
-    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
-    engine.subscribe(writer, lossless=True)
-    engine.generate(texts, params)
-    engine.close()
-    writer.close()
-    return path
+    return settings.recorded(path, engine, texts, params)
 
 
-def served(path, head, tokens=30, requests=3, target=TARGET, install=lambda engine: None, **params):
+def served(path, head, tokens=30, requests=3, **params):
     """A capture of a run with that head."""
-    how = {"target": str(target), "drafter": "eagle", "draft_model": str(head), "tree": "3", "max_batch": 3}
+    how = {"drafter": "eagle", "draft_model": str(head), "tree": "3", "max_batch": 3}
     texts = [story(i, 60) for i in range(requests)]
-    return recorded(path, texts, SamplingParams(max_tokens=tokens, **params), install, **how)
+    return recorded(path, texts, SamplingParams(max_tokens=tokens, **params), **how)
 
 
 def compared(path, trainer):

@@ -1,16 +1,13 @@
 """Runs of tiny engines, and what an audit by their own models makes of them."""
 
-import dataclasses
 from pathlib import Path
 
 from specscope import Engine, SamplingParams
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.options import ModelSource, Options
-from specscope.analyze.findings import CheckResult, Exit
 from specscope.trace.history.history import History
-from specscope.trace.wire.capture import CaptureWriter
 from tests.dflash import write_speculators
-from tests.engines import DRAFTERS, PROMPTS, with_modules
+from tests.engines import DRAFTERS, PROMPTS, fresh, with_modules
 from tests.heads import VARIANTS, head_tensors, write_head, write_parallel_head, write_variant
 from tests.own import Bigrams
 
@@ -61,7 +58,7 @@ class Bench:
             **{name: str(write_variant(Path(folder) / name, name)) for name in VARIANTS},
         }
         self.targets = with_modules(target, Path(folder))
-        self._made = {}
+        self._made, self._ran = {}, {}
 
     def fresh(self, name, **more):
         """An engine of its own, for a test that breaks it, or with `more` settings."""
@@ -77,6 +74,14 @@ class Bench:
         if name not in self._made:
             self._made[name] = self.fresh(name)
         return self._made[name]
+
+    def ran(self, name, rule, tokens=12, prompts=3):
+        """A history of the shared engine, made when it is first asked for."""
+        key = name, rule, tokens, prompts
+        if key not in self._ran:
+            fresh(self.engine(name), 60)
+            self._ran[key] = run(self.engine(name), RULES[rule], tokens, PROMPTS[:prompts])
+        return self._ran[key]
 
     def options(self, engine, sample=None):
         """The models that judge it."""
@@ -97,41 +102,20 @@ class Bench:
 
 def run(engine, rule, tokens=24, prompts=PROMPTS):
     """The history of a run of all prompts."""
-    history = History(engine.run_info, engine.vocabulary)
     for seed, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=tokens, seed=seed, ignore_eos=True, **rule)
+        params = SamplingParams(**{"max_tokens": tokens, "seed": seed, "ignore_eos": True, **rule})
         engine.add(prompt, params, labels={"kind": "even" if seed % 2 == 0 else "odd"})
+    return drained(engine)
+
+
+def drained(engine):
+    """The history of what an engine does until all its requests have ended."""
+    history = History(engine.run_info, engine.vocabulary)
     while engine.busy:
         history.append(engine.step())
     return history
 
 
-def changed(history, part=lambda part: part, info=lambda info: info, about=None):
-    """The history with each request's steps, and what it came in with, as these make them. `about`: of another run."""
-    made = History(about or history.run, history.vocabulary)
-    for record in history.steps:
-        parts, admitted = tuple(map(part, record.requests)), tuple(map(info, record.admitted))
-        made.append(dataclasses.replace(record, requests=parts, admitted=admitted))
-    return made
-
-
-def saved(history, path):
-    """The history as a capture."""
-    writer = CaptureWriter(path, history.run, history.vocabulary)
-    for record in history.steps:
-        writer(record)
-    writer.close()
-    return path
-
-
 def failed(found):
     """The names of the checks that failed."""
     return {finding.name for finding in found.findings if finding.failed}
-
-
-def assert_agrees(history, found, *, drafted):
-    """An audit of a healthy run judges all drafts, more than `drafted` of them, and finds nothing."""
-    assert (found.exit, found.unjudged) == (Exit.CONSISTENT, ())
-    p, there = found.finding("draft p"), sum(len(part.tree) for record in history.steps for part in record.requests)
-    assert (p.result, p.tested) == (CheckResult.PASSED, there)
-    assert there > drafted

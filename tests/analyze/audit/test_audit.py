@@ -1,26 +1,32 @@
-"""Healthy runs: every number that was recorded is the one that plain transformers gives."""
+"""Healthy runs are what plain transformers gives, within what rounding allows; and what cannot be audited is said."""
 
+import itertools
+
+import numpy as np
 import pytest
+import torch
 
 from specscope import Engine, SamplingParams
 from specscope.analyze.audit.audit import audit
+from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.audit.options import ModelSource, Options
+from specscope.analyze.audit.tally import span
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options
 from specscope.measure.prompts import PLAIN
 from specscope.plans.kinds import text_part
 from specscope.trace.history.history import History
-from tests.analyze.audit.runs import RULES, SETTINGS, failed, run
-from tests.engines import PROMPTS, each_drafter
+from tests.analyze.audit.runs import RULES, drained, failed, run
+from tests.engines import PROMPTS
+
+KINDS = itertools.cycle(("draft tree", "eagle", "ngram", "p-eagle dynamic", "dflash", "suffix", "mtp"))
 
 
-@pytest.mark.every(6)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", each_drafter(SETTINGS))
+@pytest.mark.parametrize(("rule", "name"), zip(RULES, KINDS, strict=False))
 def test_a_healthy_run_has_no_difference(bench, name, rule):
-    engine = bench.engine(name)
-    history = run(engine, RULES[rule], tokens=16, prompts=PROMPTS[:4])
+    """tests/engine/test_invariances.py has every drafter, under pressure."""
+    engine, history = bench.engine(name), bench.ran(name, rule)
     found = bench.audit(engine, history)
     assert failed(found) == set()
     assert found.exit is Exit.CONSISTENT
@@ -40,10 +46,8 @@ def test_a_healthy_run_has_no_difference(bench, name, rule):
 
 
 def test_a_sample_is_spread_evenly(bench):
-    engine = bench.engine("draft tree")
-    history = run(engine, RULES["top-k"])
-    found = bench.audit(engine, history, sample=20)
-    assert found.audited == 20
+    found = bench.audit(bench.engine("draft tree"), bench.ran("draft tree", "top-k"), sample=10)
+    assert found.audited == 10
     assert found.steps > 20
     assert failed(found) == set()
 
@@ -52,22 +56,19 @@ def test_a_long_text_is_fed_in_pieces(bench, monkeypatch):
     from specscope.analyze.audit.model import causal
 
     monkeypatch.setattr(causal, "PIECE", 7)
-    engine = bench.engine("same model")
-    assert failed(bench.audit(engine, run(engine, RULES["temperature"]))) == set()
+    history = bench.ran("same model", "temperature")
+    assert failed(bench.audit(bench.engine("same model"), history)) == set()
 
 
 def test_another_target_differs_everywhere(bench, tiny):
-    engine = bench.engine("ngram")
-    history = run(engine, RULES["temperature"])
-    found = audit(history, "run.jsonl", Options(ModelSource(str(tiny), "another")))
+    found = audit(bench.ran("ngram", "temperature"), "run.jsonl", Options(ModelSource(str(tiny), "another")))
     assert found.exit is Exit.INCONSISTENT
     assert found.finding("final p").failed > 0.9 * found.finding("final p").tested
     assert "final p" in found.finding("final p").sentence
 
 
 def test_what_cannot_be_audited_is_said(bench):
-    engine = bench.engine("ngram")
-    history = run(engine, {}, prompts=["abcabc"])
+    engine, history = bench.engine("ngram"), bench.ran("ngram", "greedy")
     options = bench.options(engine)
     with pytest.raises(UserError, match="header"):
         audit(History(None, engine.vocabulary), "run.jsonl", options)
@@ -83,22 +84,8 @@ def test_a_judge_that_disagrees_with_itself_does_not_judge(bench, monkeypatch):
 
     real = Causal.masks
     monkeypatch.setattr(Causal, "masks", lambda self, seen, distance: real(self, seen | True, distance))
-    engine = bench.engine("same model, top")
     with pytest.raises(UserError, match="disagrees with itself"):
-        bench.audit(engine, run(engine, RULES["cold"]))
-
-
-FORMS = {
-    "json": {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}}},
-    "choice": {"structured_outputs": {"choice": ("abab", "a\nb", "hello")}, "temperature": 1.0},
-    "regex": {
-        "structured_outputs": {"regex": "([!-@]|[a-z]{2}[A-Z])+"},
-        "temperature": 1.2,
-        "top_k": 40,
-        "min_tokens": 9,
-    },
-    "min tokens": {"min_tokens": 8, "temperature": 1.0, "logit_bias": {2: 9.0, 80: 5.0}, "stop_token_ids": (80,)},
-}
+        bench.audit(bench.engine("same model, top"), bench.ran("same model, top", "cold"))
 
 
 def test_a_least_length_that_was_not_held_is_found(bench, monkeypatch):
@@ -112,7 +99,8 @@ def test_a_least_length_that_was_not_held_is_found(bench, monkeypatch):
 def test_without_xgrammar_requests_with_a_form_are_left_out_and_named(bench, monkeypatch):
     pytest.importorskip("xgrammar")
     engine = bench.engine("ngram")
-    history = run(engine, FORMS["choice"], prompts=PROMPTS[:2])
+    choice = {"structured_outputs": {"choice": ("abab", "a\nb", "hello")}, "temperature": 1.0}
+    history = run(engine, choice, prompts=PROMPTS[:2])
     for step in run(engine, {}, prompts=PROMPTS[2:3]).steps:
         history.append(step)
     monkeypatch.setattr("specscope.analyze.audit.audit._HAS_GRAMMARS", False)
@@ -129,11 +117,43 @@ OF_DEFAULT = [{}, {"temperature": 0.8, "top_p": 0.95}, {"temperature": 1.0, "top
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_thousands_of_nodes_of_the_default_model_have_no_false_difference(dtype):
     engine = Engine(dtype=dtype, tree="dynamic:10,depth=4,top=4", threads=1)
-    history = History(engine.run_info, engine.vocabulary)
     for at, prompt in enumerate(PLAIN * 3):
         engine.add(engine.turn(prompt), SamplingParams(max_tokens=32, seed=at, **OF_DEFAULT[at % len(OF_DEFAULT)]))
-    while engine.busy:
-        history.append(engine.step())
+    history = drained(engine)
     found = audit(history, "run.jsonl", audit_options(history, None, None, None))
     assert found.nodes > 2000
     assert failed(found) == set(), [(one.sentence, one.examples) for one in found.findings if one.failed]
+
+
+SLACK = 0.5  # of logits against each other
+CUTS = {
+    "top-p": {"top_p": 0.5},
+    "top-k": {"top_k": 4},
+    "min-p": {"min_p": 0.2},
+    "top-k and top-p": {"top_k": 10, "top_p": 0.6, "temperature": 1.4},
+    "all": {"top_k": 12, "top_p": 0.9, "min_p": 0.05, "temperature": 0.7},
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_whatever_rounding_makes_of_logits_is_allowed(name):
+    params = SamplingParams(**{"temperature": 1.0, **CUTS[name]})
+    rules, slack = Rules(params, []), SLACK / params.temperature
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        row = torch.tensor(draw.normal(0, draw.choice([0.5, 2.0]), 40), dtype=torch.float32)
+        low, high = rules.bounds(row, SLACK)
+        rounded = row + torch.tensor(draw.uniform(-SLACK / 2, SLACK / 2, 40), dtype=torch.float32)
+        p = rules.scores(rounded[None]).softmax(-1)[0]
+        for token in range(40):
+            allowed = span(float(low[token]), slack)[0], span(float(high[token]), slack)[1]
+            assert allowed[0] <= float(p[token]) <= allowed[1], (seed, token, float(p[token]), allowed)
+
+
+def test_a_token_far_from_the_border_keeps_its_bounds():
+    """One that is surely in is never allowed to be out, and one that is surely out never to be in."""
+    rules = Rules(SamplingParams(temperature=1.0, top_k=2), [])
+    low, high = rules.bounds(torch.tensor([10.0, 8.0, 2.0, 1.0]), SLACK)
+    assert low[:2].min() > 0.1
+    assert high[2:].max() == 0
+    assert float(high[0]) == pytest.approx(float(low[0]))

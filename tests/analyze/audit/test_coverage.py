@@ -11,7 +11,8 @@ from specscope.analyze.audit.audit import audit, verdict
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.audit.tally import DRAFTER, EMBEDDING, FED, TARGET, TREE
 from specscope.analyze.findings import CheckResult, Exit, Finding
-from tests.analyze.audit.runs import RULES, changed, failed, run
+from tests.analyze.audit.runs import failed, run
+from tests.analyze.edits import rebuilt, under
 from tests.engines import PROMPTS
 from tests.heads import head_tensors, write_head
 
@@ -19,28 +20,20 @@ from tests.heads import head_tensors, write_head
 @pytest.fixture(scope="module")
 def drafted(bench):
     """A run of an EAGLE head."""
-    return run(bench.engine("eagle"), RULES["greedy"], tokens=8, prompts=PROMPTS[:2])
+    return bench.ran("eagle", "greedy", 8, 2)
 
 
-def with_config(bench, folder, kind="eagle", **more):
-    """The head once more, with other keys in its config; a key `layer` holds those of the nested layer."""
-    shutil.copytree(bench.heads[kind], folder)
-    told = json.loads((folder / "config.json").read_text())
-    told.get("transformer_layer_config", {}).update(more.pop("layer", {}))
-    (folder / "config.json").write_text(json.dumps({**told, **more}))
+def with_config(bench, folder, tensors=None, **more):
+    """The head once more, with other keys in its config, and what `tensors` makes of its tensors."""
+    shutil.copytree(bench.heads["eagle"], folder)
+    (folder / "config.json").write_text(json.dumps({**json.loads((folder / "config.json").read_text()), **more}))
+    if tensors is not None:
+        save_file(tensors(load_file(folder / "model.safetensors")), folder / "model.safetensors")
     return ModelSource(str(folder), "head")
 
 
-def judged(bench, history, head, name="eagle"):
-    options = dataclasses.replace(bench.options(bench.engine(name)), draft=head)
-    return audit(history, "run.jsonl", options)
-
-
-def with_tensors(bench, folder, change):
-    """The head once more, with other tensors."""
-    head, file = with_config(bench, folder), folder / "model.safetensors"
-    save_file(change(load_file(file)), file)
-    return head
+def judged(bench, history, head):
+    return audit(history, "run.jsonl", dataclasses.replace(bench.options(bench.engine("eagle")), draft=head))
 
 
 def flagged(**config):
@@ -58,11 +51,11 @@ UNKNOWN = {  # what the judge does not know of a head, or misses in it, and the 
     "`use_last_layernorm = False`": flagged(eagle_config={"use_last_layernorm": False}),
     "`hidden_act = tanh`": flagged(hidden_act="tanh"),
     "`rope_twist = 2`": flagged(rope_scaling={"rope_type": "default", "rope_theta": 5000.0, "rope_twist": 2}),
-    "the head has a tensor q_norm.weight, which this judge does not know": lambda *where: with_tensors(
-        *where, lambda tensors: {**tensors, "q_norm.weight": tensors["norm.weight"].clone()}
+    "the head has a tensor q_norm.weight, which this judge does not know": flagged(
+        tensors=lambda tensors: {**tensors, "q_norm.weight": tensors["norm.weight"].clone()}
     ),
-    "head is not a head: it has no tensor fc.weight.": lambda *where: with_tensors(
-        *where, lambda tensors: {name: x for name, x in tensors.items() if name != "fc.weight"}
+    "head is not a head: it has no tensor fc.weight.": flagged(
+        tensors=lambda tensors: {name: x for name, x in tensors.items() if name != "fc.weight"}
     ),
     "cannot load the head head: cannot read ": lambda bench, folder: ModelSource(str(folder / "nothing"), "head"),
     "": other(target_hidden_size=64),  # of another width
@@ -113,24 +106,27 @@ def test_a_target_that_differs_beats_a_drafter_that_is_not_at_hand(bench, drafte
     assert "The drafter was not judged" in wrong.to_dict()["verdict"]
 
 
-def as_vllm(history, labels=None, params=None):
+def as_vllm(history, labels=(), **params):
     """The same run, as if vLLM had made it: its requests with other labels, or other parameters."""
-
-    def asked(info):
-        return dataclasses.replace(
-            info, labels=dict(labels or {}), params=dataclasses.replace(info.params, **params or {})
-        )
-
-    return changed(history, info=asked, about=dataclasses.replace(history.run, versions={"vllm": "0.32.0"}))
+    return rebuilt(under(history, dict(labels), **params), versions={"vllm": "0.32.0"})
 
 
 def test_a_sampled_drafter_of_vllm_has_the_temperature_and_nothing_else(bench):
-    engine = bench.engine("draft tree")
-    history = run(engine, {"temperature": 0.7}, tokens=12, prompts=PROMPTS[:3])
-    found = bench.audit(engine, as_vllm(history, params={"top_p": 0.6, "top_k": 3}))
+    engine, history = bench.engine("draft tree"), bench.ran("draft tree", "temperature")
+    found = bench.audit(engine, as_vllm(history, top_p=0.6, top_k=3))
     assert "draft p" not in failed(found)
-    hot = bench.audit(engine, as_vllm(history, params={"temperature": 1.4}))
+    hot = bench.audit(engine, as_vllm(history, temperature=2.0))
     assert "draft p" in failed(hot)
+
+
+def test_where_other_requests_texts_were_searched_too_nothing_is_accused(bench):
+    """As captures made before --suffix-shared went say."""
+    engine = bench.engine("suffix")
+    history = rebuilt(bench.ran("suffix", "temperature"), speculation={"suffix_shared": 600})
+    found = bench.audit(engine, history)
+    check = found.finding("drafter tree")
+    assert (check.result, check.tested) == (CheckResult.SKIPPED, 0)
+    assert "The drafter was not judged: it also looked in the texts of other requests." in found.unjudged
 
 
 LIMITS = ["allowed_token_ids", "bad_words", "min_tokens", "logits_processors", "structured_outputs"]
@@ -141,9 +137,8 @@ def test_a_limit_that_is_not_told_is_not_held_against_the_target(bench, limit):
     """The engine drew under a bias that the capture does not tell; a label says that there was one."""
     engine = bench.engine("eagle")
     history = run(engine, {"temperature": 1.0, "logit_bias": {70: 6.0}}, tokens=10, prompts=PROMPTS[:2])
-    hidden = {"params": {"logit_bias": {}}}
-    assert {"target p", "final p"} <= failed(bench.audit(engine, as_vllm(history, **hidden)))
-    found = bench.audit(engine, as_vllm(history, labels={limit: "..."}, **hidden))
+    assert {"target p", "final p"} <= failed(bench.audit(engine, as_vllm(history, logit_bias={})))
+    found = bench.audit(engine, as_vllm(history, {limit: "..."}, logit_bias={}))
     assert not {"target p", "final p", "target raw p"} & failed(found)
     assert found.finding("target p") is None
     said = f"2 requests: the target's p was not compared, because {limit} limit the tokens"

@@ -1,28 +1,44 @@
-"""Faults put into a running engine: the audit finds each, and its condition names the place."""
+"""Faults put into a running engine: the audit finds each, its condition names the place, and whose rows fed a head."""
+
+import dataclasses
 
 import pytest
 import torch
 
-from specscope.speculate.drafters import eagle
+from specscope.analyze.audit.audit import audit
+from specscope.analyze.audit.tally import FED
+from specscope.analyze.findings import CheckResult
+from specscope.measure.judges import audit_options
+from specscope.speculate.drafters import eagle, text
 from tests.analyze.audit.runs import RULES, failed, run
+from tests.analyze.edits import changed, replaced
 from tests.engines import PROMPTS
+from tests.faults import fault as faults
 from tests.faults.planted import FAULTS
 from tests.faults.planted.drafter_kv import short_table
+from tests.faults.settings import SETTINGS, history, record
 
 
-def masks_at_one_position(patch, engine):
+@faults.replaced(eagle, "with_masks")
+def masks_at_one_position(real, segment, count, mask_token):
     """Every mask row of a P-EAGLE head lies right behind the root's pair."""
-    real = eagle.with_masks
-
-    def with_masks(segment, count, mask_token):
-        found = real(segment, count, mask_token)
-        found.positions[len(segment.tokens) :] = found.positions[len(segment.tokens) - 1] + 1
-        return found
-
-    patch.setattr(eagle, "with_masks", with_masks)
+    found = real(segment, count, mask_token)
+    found.positions[len(segment.tokens) :] = found.positions[len(segment.tokens) - 1] + 1
+    return found
 
 
-OF_THIS_TARGET = {"rotary table too short": short_table(30), "masks at one position": masks_at_one_position}
+@faults.replaced(text, "grow")
+def shifted_grow(real, seen, places, nodes, depth):
+    """What follows is taken a token too late."""
+    late = [end + 1 for end in places if end + 1 < len(seen)]
+    return real(seen, late or places, nodes, depth)
+
+
+OF_THIS_TARGET = {
+    "rotary table too short": short_table(30),
+    "masks at one position": masks_at_one_position,
+    "suffix one late": shifted_grow,
+}
 MANY = [f"{word} {number}" for number in range(5) for word in ("one two one two", "abc", "so it goes", "x y", "zzz")]
 AFTER = ["accepted in the previous step", "the step before is", "nodes of the previous step"]
 FOUND = [  # the fault, the engine and the rule that it shows in, the check that fails, words of the condition: any do
@@ -36,13 +52,8 @@ FOUND = [  # the fault, the engine and the rule that it shows in, the check that
     ("rotary table too short", "eagle", "greedy", "draft p", ["position", "context length", "output tokens"]),
     ("nodes one position further", "eagle dynamic", "greedy", "draft p", ["depth", "the parent is"]),
     ("masks at one position", "p-eagle dynamic", "greedy", "draft p", ["depth", "the parent is"]),
-    (
-        "leaf taken for run",
-        "same model, top",
-        "cold",
-        "draft p",
-        ["the step before is full", "accepted in the previous step"],
-    ),
+    ("leaf taken for run", "same model, top", "cold", "draft p", ["the step before is full", AFTER[0]]),
+    ("suffix one late", "suffix", "temperature", "drafter tree", [""]),
     ("lookup one late", "ngram", "greedy", "drafter tree", ["nodes", "depth of the tree", "drafter is"]),
     ("map off by a row", "eagle", "greedy", "drafter tokens", ["all "]),
     ("q told warmer", "draft tree", "temperature", "draft p", ["all "]),
@@ -56,10 +67,57 @@ BEGIN_LATE = ("positions by index", "KV not moved", "leaf taken for run", "featu
 def test_a_fault_is_found_where_it_is(bench, monkeypatch, fault, name, rule, check, words):
     engine = bench.fresh(name)
     with monkeypatch.context() as patch:
-        OF_THIS_TARGET[fault](patch, engine) if fault in OF_THIS_TARGET else FAULTS[fault].install(patch, engine)
+        (OF_THIS_TARGET.get(fault) or FAULTS[fault].install)(patch, engine)
         with torch.inference_mode():
             history = run(engine, RULES[rule], prompts=MANY if fault in BEGIN_LATE else PROMPTS)
     found = bench.audit(engine, history)
     assert check in failed(found), [(f.name, f.tested, f.failed) for f in found.findings]
     said = found.finding(check).sentence
     assert any(word in said for word in words), said
+
+
+def recorded(folder, fault=None):
+    """A short run of a head, with a fault or without."""
+    setting = SETTINGS["eagle chain" if fault is None else fault.setting]
+    return history(record(dataclasses.replace(setting, requests=3, tokens=30), folder / "run.jsonl", fault))
+
+
+def fed(history):
+    """What an audit finds of the rows that fed the head."""
+    return audit(history, "run", audit_options(history, None, None, None)).finding(FED)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("healthy"))
+
+
+def test_a_healthy_run_was_fed_what_the_text_gives(healthy):
+    check = fed(healthy)
+    drafted = sum(part.notes is not None for record in healthy.steps for part in record.requests)
+    assert (check.result, check.failed) == (CheckResult.PASSED, 0)
+    assert 20 < check.tested <= drafted
+
+
+LOOKS = {
+    "layers one lower": "layers 1, 2, 3 instead of 2, 3, 4",
+    "layers in another order": "layers 4, 3, 2 instead of 2, 3, 4",
+    "features one late": "the hidden states of the position before",
+}
+
+
+@pytest.mark.parametrize("fault", LOOKS)
+def test_whose_hidden_states_were_fed_is_said(fault, tmp_path):
+    check = fed(recorded(tmp_path, FAULTS[fault]))
+    assert check.failed == check.tested > 20
+    assert check.about.endswith(f"it looks like {LOOKS[fault]}")
+
+
+def test_one_token_that_is_not_the_texts_is_named_with_its_step(healthy):
+    step = next(part for part in healthy.requests["r1"].steps if part.index > 3 and part.notes is not None)
+    first = [1] + [0] * (len(step.notes.fed_token) - 1)
+    other = replaced(step, notes__fed_token=step.notes.fed_token + first)
+    found = fed(changed(healthy, lambda part: other if part == step else None))
+    assert found.failed == 1
+    assert (found.example.request, found.example.index) == ("r1", step.index)
+    assert f"at position {step.notes.fed_position[0]}, where the text has" in found.detail

@@ -4,32 +4,39 @@ A context's distribution follows from its last two tokens; the drafter's is a bl
 place of one request.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
-from specscope.analyze.compare.fields import Field
-from specscope.analyze.compare.result import Comparison
-from specscope.analyze.compare.side import Side, from_history
+from specscope.analyze.compare.side import from_history
 from specscope.trace.history.history import History
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import DraftNotes, ParentNotes, Phase, RequestInfo, RunInfo, Verdict
+from specscope.trace.record.records import DraftNotes, Phase, RunInfo
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.capture import CaptureWriter
-from tests.analyze.histories import RUN
-from tests.analyze.questions.made import noted
+from tests.analyze.histories import RUN, noted
 from tests.support import records
 
 WORDS = 12
 MS = records.MS
 KINDS = ("code", "prose")
+
+
+@cache
+def distribution(model, which, last):
+    """p (0) or what q is blurred with (1), after these two tokens."""
+    return np.random.default_rng([model, which, *last]).dirichlet(np.full(WORDS, 0.4))
+
+
+@cache
+def rounding(last):
+    """How far each probability moves, of 1."""
+    return np.random.default_rng([9, *last]).uniform(-1, 1, WORDS)
 
 
 @dataclass
@@ -50,38 +57,28 @@ class Made:
     evidence: bool = False  # whether what target and drafter gave is recorded
     run: RunInfo = RUN
     plant: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (request, output tokens before): what is wrong
-    _cache: dict = field(default_factory=dict)
 
-    def distribution(self, which: int, last: tuple[int, int]) -> np.ndarray:
-        """p (0) or what q is blurred with (1), after these two tokens."""
-        key = (which, last)
-        if key not in self._cache:
-            rng = np.random.default_rng([self.model, which, *last])
-            self._cache[key] = rng.dirichlet(np.full(WORDS, 0.4))
-        return self._cache[key]
-
-    def raw(self, last: tuple[int, int]) -> np.ndarray:
-        p = self.distribution(0, last)
+    def raw(self, last):
+        p = distribution(self.model, 0, last)
         if self.noise:
-            moved = np.random.default_rng([9, *last]).uniform(-self.noise, self.noise, WORDS)
-            p = np.maximum(p + moved, 0)
+            p = np.maximum(p + self.noise * rounding(last), 0)
             p = p / p.sum()
         return p
 
-    def p(self, last: tuple[int, int]) -> np.ndarray:
+    def p(self, last):
         p = self.raw(last)
         return np.eye(WORDS)[np.argmax(p)] if self.temperature == 0 else p
 
-    def q(self, last: tuple[int, int]) -> np.ndarray:
-        q = (1 - self.blur) * self.distribution(0, last) + self.blur * self.distribution(1, last)
+    def q(self, last):
+        q = (1 - self.blur) * distribution(self.model, 0, last) + self.blur * distribution(self.model, 1, last)
         return q / q.sum()
 
 
-def draw(weights: np.ndarray, coin: float) -> int:
+def draw(weights, coin):
     return int(min(np.searchsorted(np.cumsum(weights) / weights.sum(), coin, "right"), WORDS - 1))
 
 
-def draft(made: Made, text: list[int], seed: int, position: int, fault: str) -> tuple[list[int], list[float]]:
+def draft(made, text, seed, position, fault):
     tokens, qs, drawn = [], [], coins(seed, Stream.DRAFT, position, made.chain)
     for at in range(0 if fault == "no draft" else made.chain):
         q = made.q(tuple((text + tokens)[-2:]))
@@ -93,7 +90,7 @@ def draft(made: Made, text: list[int], seed: int, position: int, fault: str) -> 
     return tokens, qs
 
 
-def judge(made: Made, text: list[int], seed: int, position: int, fault: str) -> tuple[DraftTree, Verdict]:
+def judge(made, text, seed, position, fault):
     """The standard rule on a chain."""
     tokens, qs = draft(made, text, seed, position, fault)
     n = len(tokens)
@@ -137,47 +134,42 @@ def judge(made: Made, text: list[int], seed: int, position: int, fault: str) -> 
     return DraftTree.build(tokens, parents, qs, drawn), dataclasses.replace(verdict, residual_mass=residual)
 
 
-def notes(made: Made, text: list[int], verdict: Verdict, tree: DraftTree) -> ParentNotes:
+def entropy(rows):
+    return records.floats([-(one[one > 0] * np.log(one[one > 0])).sum() for one in rows])
+
+
+def notes(made, text, verdict, tree):
     """What target and drafter gave at the root and at each accepted node with a child."""
     nodes = [ROOT, *[int(node) for node in verdict.path if node < len(tree) - 1]]
     last = [tuple([*text, *tree.token[: node + 1].tolist()][-2:]) for node in nodes]
     raw, p, q = (np.array([give(one) for one in last]) for give in (made.raw, made.p, made.q))
-
-    def entropy(rows: np.ndarray) -> np.ndarray:
-        return records.floats([-(one[one > 0] * np.log(one[one > 0])).sum() for one in rows])
-
     top, raw_p = np.argsort(-raw, axis=1, kind="stable")[:, :4], np.zeros(len(tree))
     below = np.array(nodes) + 1
     raw_p[below] = raw[np.arange(len(nodes)), tree.token[below]]
-    return dataclasses.replace(
-        noted(nodes, len(tree), top, np.take_along_axis(raw, top, 1), raw_p, entropy=entropy(p)),
-        choice_p=records.floats(np.max(p, axis=1)),
-        q_entropy=entropy(q) * made.sampled,
-        final_target_p=float(made.p(tuple([*text, *tree.token[verdict.path].tolist()][-2:]))[verdict.token]),
-    )
+    final = float(made.p(tuple([*text, *tree.token[verdict.path].tolist()][-2:]))[verdict.token])
+    more = {"choice_p": np.max(p, axis=1), "q_entropy": entropy(q) * made.sampled, "final_target_p": final}
+    return noted(nodes, len(tree), top, np.take_along_axis(raw, top, 1), raw_p, entropy=entropy(p), **more)
 
 
-def at_a_border(tree: DraftTree) -> DraftNotes:
+def at_a_border(tree):
     """Of a chain whose first token was nearly another one."""
     none, far = np.zeros(0, np.int32), np.ones(len(tree))
     far[:1] = 1e-7
     return DraftNotes(tree.q, np.log(tree.q).cumsum(), none, none, np.zeros(0, np.float32), draw_margin=far)
 
 
-def infos(made: Made) -> list[RequestInfo]:
-    found = []
+def infos(made):
     for at in range(made.requests):
         params = SamplingParams(temperature=made.temperature, seed=made.seed * 1000 + at, max_tokens=made.tokens)
         tokens, labels = [at % WORDS, at // WORDS % WORDS, 3], {"kind": KINDS[at % 2]}
-        found.append(records.info(f"r{at}", f"prompt {at}", tokens, labels, admitted=MS, params=params))
-    return found
+        yield records.info(f"r{at}", f"prompt {at}", tokens, labels, admitted=MS, params=params)
 
 
-def make(made: Made) -> History:
+def make(made):
     """The run."""
     history = History(run=dataclasses.replace(made.run, dtype=made.dtype))
     history.vocabulary = Vocabulary({token: b"t%d " % token for token in range(WORDS)})
-    waiting, going, output, index = infos(made), [], {}, Counter()
+    waiting, going, output, index = [*infos(made)], [], {}, Counter()
     while waiting or going:
         admitted = [waiting.pop(0) for _ in range(min(len(waiting), made.batch - len(going)))]
         going += admitted
@@ -212,33 +204,18 @@ def make(made: Made) -> History:
     return history
 
 
-def side(made: Made | None = None, **how: object) -> Side:
-    """The run as a side of a comparison."""
-    return from_history(make(made or Made(**how)), "made.jsonl")
+def side(**how):
+    """A run as a side of a comparison."""
+    return from_history(make(Made(**how)), "made.jsonl")
 
 
-def with_params(made: Side, requests: int | None = None, **params: object) -> Side:
-    """The side, its requests (or the first so many) asked with these."""
-    for request in made.requests[:requests]:
-        changed = dataclasses.replace(request.info.params, **params)
-        request.info = dataclasses.replace(request.info, params=changed)
+def with_params(made, **params):
+    """The side, its requests asked with these."""
+    for request in made.requests:
+        request.info = dataclasses.replace(request.info, params=dataclasses.replace(request.info.params, **params))
     return made
 
 
-def with_rule(made: Side, rule: str) -> Side:
-    """The side, verified by another rule."""
-    vars(made.columns)["rule"] = np.full(len(made), rule)
-    return made
-
-
-def field_of(found: Comparison, name: str) -> Field:
+def field_of(found, name):
     """What was compared under a name."""
     return next(field for field in found.fields if field.name == name)
-
-
-def write(history, path):
-    """The capture of a history."""
-    writer = CaptureWriter(path, history.run, history.vocabulary)
-    for record in sorted(history._known.values(), key=lambda record: record.step):
-        writer(record)
-    writer.close()

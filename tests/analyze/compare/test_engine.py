@@ -1,37 +1,32 @@
 """Real engines compared: the same run in other batches, with preemptions, and with other drafters."""
 
-from __future__ import annotations
-
 import pytest
 
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import Sameness
 from specscope.analyze.compare.side import from_history
-from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
+from tests.analyze.audit.runs import drained
 from tests.engines import DRAFTERS, PROMPTS, each_drafter, fresh
 from tests.faults.planted import FAULTS
 
 
-def ran(engine, *, blocks=64, batch=3, tokens=24, temperature=1.0):
+def ran(engine, *, batch=3, temperature=1.0):
     """A run of all prompts as a side."""
-    fresh(engine, blocks)
+    fresh(engine, 64)
     before, engine.scheduler.max_batch = engine.scheduler.max_batch, batch
     for number, prompt in enumerate(PROMPTS):
-        params = SamplingParams(temperature=temperature, seed=number, max_tokens=tokens, ignore_eos=True)
+        params = SamplingParams(temperature=temperature, seed=number, max_tokens=24, ignore_eos=True)
         engine.add(prompt, params)
-    history = History(run=engine.run_info, vocabulary=engine.vocabulary)
-    while engine.busy:
-        history.append(engine.step())
-    engine.scheduler.max_batch = before
+    history, engine.scheduler.max_batch = drained(engine), before
     return from_history(history, "run")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", each_drafter(DRAFTERS))
-def test_the_batch_changes_nothing(engines, name, temperature):
-    engine = engines[name]
+def test_the_batch_changes_nothing(bench, name, temperature):
+    engine = bench.engine(name)
     a = ran(engine, temperature=temperature)
     found = compare(a, ran(engine, batch=1, temperature=temperature))
     assert found.answer is Sameness.SAME, (found.summary, found.reasons)
@@ -41,9 +36,9 @@ def test_the_batch_changes_nothing(engines, name, temperature):
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle dynamic", "draft tree"])
-def test_drafts_at_the_positions_of_their_children_are_different(engines, name, monkeypatch):
+def test_drafts_at_the_positions_of_their_children_are_different(bench, name, monkeypatch):
     """The outputs are the same, and acceptance hardly is another: the drafter's own probabilities tell."""
-    engine = engines[name]
+    engine = bench.engine(name)
     a = ran(engine, temperature=0.0)
     assert compare(a, ran(engine, temperature=0.0)).answer is Sameness.SAME
     FAULTS["nodes one position further"].install(monkeypatch, engine)
@@ -55,8 +50,10 @@ def test_drafts_at_the_positions_of_their_children_are_different(engines, name, 
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.2], ids=["greedy", "sampled"])
-def test_other_drafters_have_the_same_target(engines, temperature):
-    sides = {name: ran(engines[name], temperature=temperature) for name in ("none", "draft tree", "eagle", "ngram")}
+def test_other_drafters_have_the_same_target(bench, temperature):
+    sides = {
+        name: ran(bench.engine(name), temperature=temperature) for name in ("none", "draft tree", "eagle", "ngram")
+    }
     for name in ("none", "eagle", "ngram"):
         found = compare(sides["draft tree"], sides[name])
         fields = {field.name: field for field in found.fields}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specscope import SamplingParams
 from specscope.analyze.audit.tally import DRAFTER as DRAFTER_CHECKS
 from specscope.analyze.audit.tally import TARGET as TARGET_CHECKS
 from specscope.analyze.diagnose.causes import OF_STAGES, Cause
@@ -15,14 +16,10 @@ from specscope.trace.history.history import History
 from tests.analyze.histories import RUN
 from tests.faults.judged import diagnosed, planted
 from tests.faults.planted import FAULTS
-from tests.faults.settings import SETTINGS, history, record
+from tests.faults.settings import SETTINGS, history, plant, prompts, record
 
 OLD = Path(__file__).parents[2] / "data" / "before_deletion"
-FAST = [  # one of each kind of evidence: the capture alone, audit, models run again
-    "coins by row",
-    "layers one lower",
-    "mask shows siblings",
-]
+FAST = ("coins by row", "layers one lower", "mask shows siblings")  # the capture alone, audit, models run again
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +34,13 @@ def steps_of(path):
 def is_there(name, folder):
     """The run with the fault went to its end, and is not the run without it."""
     setting = SETTINGS[FAULTS[name].setting]
-    healthy = folder / f"healthy-{FAULTS[name].setting}.jsonl"
+    healthy, bad = folder / f"healthy-{FAULTS[name].setting}.jsonl", folder / f"{name.replace(' ', '_')}.jsonl"
     if not healthy.exists():
         record(setting, healthy)
-    bad = folder / f"{name.replace(' ', '_')}.jsonl"
-    record(setting, bad, FAULTS[name])
-    assert len(history(bad).requests) == setting.requests
-    assert all(one.end is not None for one in history(bad).requests.values())
-    right, wrong = steps_of(healthy), steps_of(bad)
-    assert len(right) != len(wrong) or any(a != b for a, b in zip(right, wrong, strict=True))
+    requests = history(record(setting, bad, FAULTS[name])).requests
+    assert len(requests) == setting.requests
+    assert all(one.end is not None for one in requests.values())
+    assert steps_of(healthy) != steps_of(bad)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +75,11 @@ def test_a_rare_fault_is_named_or_at_least_seen(name, folder):
 @pytest.mark.parametrize("name", ["coins by row", "counts swapped"])
 def test_a_rare_fault_is_at_work_in_a_few_steps_alone(name, folder):
     fault = FAULTS[name]
-    setting = SETTINGS[fault.setting]
-    rare = judge(history(record(setting, folder / "rare.jsonl", fault, rarely=True)), source="rare")
-    often = judge(history(record(setting, folder / "often.jsonl", fault)), source="often")
+    whole = SETTINGS[fault.setting]
+    rare, often = (
+        judge(history(record(setting, folder / "run.jsonl", fault, rarely=setting is whole)), source="run")
+        for setting in (whole, dataclasses.replace(whole, requests=6, tokens=40))
+    )
     for check in rare.failed:
         if check.name in ("coins", "paths"):
             assert check.failed < 0.1 * check.tested
@@ -90,18 +87,28 @@ def test_a_rare_fault_is_at_work_in_a_few_steps_alone(name, folder):
     assert max(check.failed / check.tested for check in often.failed if check.tested) > 0.3
 
 
-def test_every_fault_can_be_planted(tmp_path):
-    """Faults replace parts of the engine by name: those that are slow tests must not go stale unseen."""
+def test_every_fault_can_be_planted():
+    """Faults replace parts of the engine by name: those that are slow tests must not go stale unseen.
+
+    What can be switched within a run is planted into an engine that others of its setting were planted into.
+    """
+    engines = {}
     for name, fault in FAULTS.items():
-        short = dataclasses.replace(SETTINGS[fault.setting], requests=2, tokens=8)
-        path = record(short, tmp_path / f"{name.replace(' ', '_')}.jsonl", fault)
-        assert len(history(path).requests) == 2, name
+        short = dataclasses.replace(SETTINGS[fault.setting], requests=2)
+        if fault.setting not in engines or not fault.rare:
+            engines[fault.setting] = short.engine()
+        with pytest.MonkeyPatch.context() as patch:
+            plant(patch, engines[fault.setting], fault)
+            params = SamplingParams(**{**short.params, "max_tokens": 8})
+            assert len(engines[fault.setting].generate(prompts(short), params)) == 2, name
+        if not fault.rare:
+            engines.pop(fault.setting).close()
 
 
 def test_every_cause_has_a_fault():
     planted_causes = {fault.cause for fault in FAULTS.values()}
     in_checkpoints = {Cause.HEAD_EMBEDDING}  # tests/analyze/judges/test_heads.py
-    handed_out = {Cause.LOGPROBS}  # tests/analyze/verify/test_logprobs.py
+    handed_out = {Cause.LOGPROBS}  # tests/analyze/verify/test_trial.py
     assert planted_causes | in_checkpoints | handed_out == {cause for cause in Cause if cause.is_fault}
     assert len(FAULTS) >= 84
 
@@ -117,8 +124,7 @@ def test_a_fault_of_the_prefix_cache_that_was_is_named(tmp_path):
 
 def test_causes_and_stages_say_which_checks_follow_from_them():
     """Names of checks that exist: a name that is mistyped would leave a failed check unexplained."""
-    trial = judge(History(run=RUN), source="x")
-    known = {check.name for check in trial.checks}
+    known = {check.name for check in judge(History(run=RUN), source="x").checks}
     known |= {*TARGET_CHECKS, *DRAFTER_CHECKS, "drafter tree", "context", "head's embedding"}
     assert {name for names in OF_STAGES.values() for name in names} <= known
     for cause in Cause:

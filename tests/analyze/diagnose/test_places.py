@@ -1,24 +1,29 @@
-"""What is located and what has a name, put together."""
+"""What is located and what has a name, put together; and which models are run again under named mistakes, and how."""
 
 import dataclasses
-import io
 
 import pytest
-from rich.console import Console
+import transformers
+from transformers import DynamicCache
 
-from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect, fits
-from specscope.analyze.diagnose.run import examine
-from specscope.analyze.diagnose.text import render_diagnosis
-from specscope.analyze.findings import Exit
-from specscope.analyze.locate.located import Operation, Proof, Stage
+from specscope.analyze.audit import audit as audits
+from specscope.analyze.audit.model.causal import Causal
+from specscope.analyze.audit.options import ModelSource, Options
+from specscope.analyze.diagnose.causes import DRAFTER, LOGPROBS, TARGET, Cause
+from specscope.analyze.diagnose.diagnosis import Diagnosis, JudgedCase, Suspect, fits
+from specscope.analyze.diagnose.rerun.target import RIGHT, decoded
+from specscope.analyze.diagnose.run import examine, rerun
+from specscope.analyze.findings import CheckResult, Exit, Finding
+from specscope.analyze.locate.located import Operation, Proof, Stage, ranked
+from specscope.analyze.verify.trial import Case, judge
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options
-from specscope.trace.wire.reading import read_capture
+from tests.analyze.compare.runs import Made, make
 from tests.analyze.locate.locations import wrong
-from tests.faults.models import TARGET
+from tests.faults import models
 from tests.faults.planted import FAULTS
-from tests.faults.settings import DRAFTERS, SETTINGS, record
+from tests.faults.settings import DRAFTERS, SETTINGS, history, record
+from tests.model.test_architectures import CONFIGS
 
 (LOCATED,) = wrong().located  # the drafter's scores
 
@@ -29,12 +34,6 @@ def at(stage, name, certain=True):
 
 def suspect(cause):
     return Suspect(cause, Proof.ROWS, ("evidence",))
-
-
-def shown(diagnosis):
-    out = io.StringIO()
-    render_diagnosis(diagnosis, "run.jsonl", Console(file=out, width=80, markup=False))
-    return " ".join(out.getvalue().split())
 
 
 @pytest.mark.parametrize(
@@ -66,23 +65,29 @@ def test_a_place_takes_the_likeliest_name_that_fits_and_the_others_of_its_stage_
     assert (second.place, second.cause.cause) == (None, Cause.COINS)
 
 
-def test_the_name_and_the_place_are_shown_together_and_once():
-    text = shown(Diagnosis((suspect(Cause.MASK_SIBLINGS),), located=(LOCATED,), steps=3))
-    title = f"{Cause.MASK_SIBLINGS.about}: layer 0: scores with the mask"
-    assert f"1. {title} (mask_siblings; proven) drafter: layers.0.self_attn.scores" in text
-    assert text.count("specscope open") == 1
-    assert "2. " not in text
-    assert text.endswith(f"Located: {title}.")
+def fault(stage, name, proof, explained=5, spoiled=0):
+    counts = {"explained": explained, "spoiled": spoiled, "differing": 112}
+    return dataclasses.replace(at(stage, name), proof=proof, **counts)
+
+
+def test_a_place_stands_before_rows_and_what_explains_the_most_before_what_explains_little():
+    walked = fault(Stage.DRAFTER, "walked", Proof.PLACE, 2)
+    above = fault(Stage.TARGET, "above", Proof.PLACE, 1)
+    all_rows = fault(Stage.VERDICT, "all rows", Proof.ROWS, 112)
+    spoils = fault(Stage.VERDICT, "spoils", Proof.ROWS, 112, spoiled=100)
+    two = fault(Stage.SAMPLING, "two of two", Proof.ROWS, 2)
+    summed = fault(Stage.SAMPLING, "summed", Proof.SUM, 5000)
+    order = [item.operation.name for item in ranked([two, summed, spoils, all_rows, walked, above])]
+    assert order == ["above", "walked", "all rows", "spoils", "two of two", "summed"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run whose head is fed the features of other layers, and the models that judge it."""
-    setting = SETTINGS["eagle chain"]
+    setting = dataclasses.replace(SETTINGS["eagle chain"], requests=5, tokens=40)
     path = record(setting, tmp_path_factory.mktemp("places") / "bad.jsonl", FAULTS["layers one lower"])
-    history = read_capture(path).history
-    draft = DRAFTERS[setting.drafter]["draft_model"]
-    return history, audit_options(history, str(TARGET), draft, 60)
+    capture = history(path)
+    return capture, audit_options(capture, str(models.TARGET), DRAFTERS[setting.drafter]["draft_model"], 60)
 
 
 def test_the_place_is_asked_for_where_the_models_disagree(run):
@@ -106,3 +111,42 @@ def test_a_search_that_cannot_be_made_is_said(run):
     found = examine(run[0], "bad.jsonl", run[1], known=False, locate=locate)
     assert "locate: there is no head at hand" in found.left_out
     assert found.exit is Exit.INCONSISTENT
+
+
+NOWHERE = Options(ModelSource("/nowhere", "target"), ModelSource("/nowhere", "drafter"))
+
+
+def test_the_checks_are_called_as_the_audit_calls_them():
+    assert {*TARGET} == {*audits.TARGET}
+    assert {*DRAFTER} == {*audits.DRAFTER, audits.TREE[0]}
+
+
+@pytest.mark.parametrize("name", [*TARGET, *DRAFTER])
+def test_one_check_that_fails_alone_has_its_model_asked(name):
+    """The models are nowhere, so that each that is asked is a problem."""
+    history = make(Made(requests=2, tokens=8))
+    audited = dataclasses.replace(
+        audits.Audit("run", "target", "drafter", "float32", 8, 8, 24, 0.0, 0.0, 0.0, ()),
+        findings=(Finding(name, CheckResult.FAILED, "", tested=24, failed=3, unit="node"),),
+    )
+    problems: list[str] = []
+    session = JudgedCase(Case(history, judge(history, source="run")), audited, NOWHERE)
+    assert rerun(session, lambda *_: None, problems) == []
+    asked = {line.split(":")[0] for line in problems}
+    assert ("the target under named mistakes" in asked) == (name in TARGET and name != LOGPROBS)  # its p agrees
+    assert ("the drafter under named mistakes" in asked) == (name in DRAFTER)
+
+
+@pytest.mark.parametrize("name", ["mistral_sliding", "gemma3_mixed"])
+def test_a_model_that_is_run_again_sees_as_far_as_its_window(name, tmp_path):
+    """Step by step over what the steps before left, and each context by itself: the text is longer than the window."""
+    transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).save_pretrained(tmp_path)
+    model, cache, history = Causal(ModelSource(str(tmp_path), name), "float32", "cpu"), DynamicCache(), make(Made())
+    steps = [step for step in Case(history, judge(history, source="run")).steps if step.request == "r0"]
+    for step in steps:
+        rows = decoded(model, step, RIGHT, cache)
+        for node in range(-1, len(step.tree)):
+            path = step.tree.token[step.tree.path_to(node)].tolist() if node >= 0 else []
+            alone = model.alone([*step.text[: step.after], *path])[0][-1]
+            assert (rows[node + 1] - alone).abs().max() < 1e-4
+    assert steps[-1].after > 8

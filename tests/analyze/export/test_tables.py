@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from weakref import WeakValueDictionary
 
 import pyarrow.parquet as pq
@@ -14,8 +15,8 @@ from specscope.analyze.export import exporting, rows
 from specscope.analyze.export.exporting import export
 from specscope.analyze.export.schema import SCHEMAS
 from specscope.trace.record.declared import same
-from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
+from tests.analyze import histories
 from tests.trace import samples
 from tests.trace.strategies import RUN, runs, vocabularies
 
@@ -28,14 +29,10 @@ def read(folder, name):
 
 
 def write(path, records, vocabulary, run=RUN):
-    sink = CaptureWriter(path, run, vocabulary)
-    for record in records:
-        sink(record)
-    sink.close()
-    return path
+    return histories.write(SimpleNamespace(run=run, vocabulary=vocabulary, steps=records), path)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(records=runs(), vocabulary=vocabularies)
 def test_whatever_a_capture_may_hold(records, vocabulary, tmp_path_factory):
     """A row for each step, node and end; the same where rows are written after almost every step, in small groups."""

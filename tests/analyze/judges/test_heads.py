@@ -1,11 +1,11 @@
-"""Drafters that are not what they should be, where the capture alone, or the model as it was run, shows nothing."""
+"""Drafters from capture to cause: a target's own modules by every verb, and heads that are not what they should be."""
 
 import dataclasses
 import json
-import shutil
 
+import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from benchmarks.freeze.results import run_here
 from specscope.analyze.audit.audit import audit
@@ -13,77 +13,74 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit
 from specscope.measure.judges import audit_options
 from specscope.plans.kinds import IN_SGLANG
-from specscope.trace.wire.reading import read_capture
 from tests.faults.judged import diagnosed
 from tests.faults.models import DRAFT, HEAD, TARGET
 from tests.faults.planted import FAULTS
-from tests.faults.settings import DRAFTERS, SETTINGS, record
+from tests.faults.settings import DRAFTERS, SETTINGS, history, record
+from tests.measure.head_runs import head_copy
 
 
-def with_embedding(folder, embedding):
-    """The tests' head with an embedding of its own."""
-    shutil.copytree(HEAD, folder)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["embed_tokens.weight"] = embedding
-    save_file(tensors, folder / "model.safetensors")
-    assert json.loads((folder / "config.json").read_text())
-    return str(folder)
+@pytest.fixture(scope="module", params=["mtp tree", pytest.param("mtp chain", marks=pytest.mark.slow)])
+def of_modules(request, tmp_path_factory):
+    """(the capture, its target) as they are given to a verb."""
+    setting = dataclasses.replace(SETTINGS[request.param], requests=20, tokens=40)
+    return str(record(setting, tmp_path_factory.mktemp("run") / "run.jsonl")), str(setting.target)
 
 
-def judged(monkeypatch, tmp_path, embedding):
-    short = dataclasses.replace(SETTINGS["eagle chain"], requests=5, tokens=40)
-    monkeypatch.setitem(
-        DRAFTERS,
-        "eagle chain",
-        {"drafter": "eagle", "draft_model": with_embedding(tmp_path / "head", embedding), "tree": "4"},
-    )
-    return diagnosed(record(short, tmp_path / "run.jsonl"), short)
+def test_all_verbs_work_over_a_targets_own_modules(of_modules):
+    capture, target = of_modules
+    assert run_here(["verify", capture])[0] == 0
+    code, out, _ = run_here(["diagnose", capture, "--target", target, "--json"])
+    assert code == 0, out
+    (found,) = json.loads(out)["captures"]
+    assert not found["left_out"]
+    for verb, *more in (["report"], ["why"], ["compare", capture], ["tune"]):
+        code, out, error = run_here([verb, capture, *more])
+        assert code == 0, (verb, error)
+        assert "mtp" in out or verb != "report"
+    code, _, error = run_here(["diagnose", capture, "--target", target, "--draft-model", str(HEAD)])
+    assert code == 2
+    assert "drafter mtp is in its target" in error
 
 
-def targets_own():
-    return load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"].float()
+def short(name, **change):
+    return dataclasses.replace(SETTINGS[name], **{"requests": 5, "tokens": 40, **change})
 
 
 def test_a_head_that_tells_one_engine_alone_which_layers_feed_it_is_warned_of(tmp_path):
-    short = dataclasses.replace(SETTINGS["eagle chain"], requests=1, tokens=8)
-    path, head = record(short, tmp_path / "run.jsonl"), tmp_path / "head"
-    shutil.copytree(HEAD, head)
-    config = json.loads((head / "config.json").read_text())
-    assert config.pop(IN_SGLANG)
-    (head / "config.json").write_text(json.dumps(config))
-    for folder, warns in ((HEAD, False), (head, True)):
+    path = record(short("eagle chain", requests=1, tokens=8), tmp_path / "run.jsonl")
+    for folder, warns in ((HEAD, False), (head_copy(tmp_path / "head", {IN_SGLANG: None}), True)):
         told = ["diagnose", str(path), "--json", "--target", str(TARGET), "--draft-model", str(folder)]
         (capture,) = json.loads(run_here(told)[1])["captures"]
         assert any("SGLang would not find which layers" in line for line in capture["warnings"]) is warns
 
 
-def test_a_random_embedding_is_named(monkeypatch, tmp_path):
-    """Item 5: it was said to be a weak drafter."""
-    found = judged(monkeypatch, tmp_path, torch.randn(targets_own().shape, generator=torch.Generator().manual_seed(0)))
-    assert found.exit is Exit.INCONSISTENT
-    assert found.faults[0].cause is Cause.HEAD_EMBEDDING
-    assert "mean cosine 0.0" in found.faults[0].for_[0] or "mean cosine -0.0" in found.faults[0].for_[0]
-
-
-def test_an_embedding_that_was_trained_on_is_none(monkeypatch, tmp_path):
-    own = targets_own()
+@pytest.mark.parametrize("trained", [True, False], ids=["trained on", "random"])
+def test_an_embedding_that_is_random_is_named_and_one_that_was_trained_on_is_not(monkeypatch, tmp_path, trained):
+    """It was said to be a weak drafter."""
+    own = load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"].float()
     noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(0))
-    found = judged(monkeypatch, tmp_path, own + 0.3 * own.std() * noise)
-    assert Cause.HEAD_EMBEDDING not in [fault.cause for fault in found.faults]
-    assert found.exit is Exit.CONSISTENT
+    embedding = own + 0.3 * own.std() * noise if trained else noise
+    head = head_copy(tmp_path / "head", tensors=lambda tensors: {**tensors, "embed_tokens.weight": embedding})
+    how = {"drafter": "eagle", "draft_model": str(head), "tree": "4"}
+    monkeypatch.setitem(DRAFTERS, "eagle chain", how)
+    found = diagnosed(record(short("eagle chain"), tmp_path / "run.jsonl"), short("eagle chain"))
+    assert found.exit is (Exit.CONSISTENT if trained else Exit.INCONSISTENT)
+    if trained:
+        assert Cause.HEAD_EMBEDDING not in [fault.cause for fault in found.faults]
+    else:
+        assert found.faults[0].cause is Cause.HEAD_EMBEDDING
+        assert "mean cosine 0.0" in found.faults[0].for_[0] or "mean cosine -0.0" in found.faults[0].for_[0]
 
 
 def test_a_choice_among_the_first_tokens_is_told_by_what_the_drafter_would_choose(tmp_path):
-    """Item 19: what is drafted tells nothing; where it differs, the drafter would have chosen a later token."""
+    """What is drafted tells nothing; where it differs, the drafter would have chosen a later token."""
     fault = FAULTS["first tokens only"]
-    short = dataclasses.replace(SETTINGS[fault.setting], requests=6, tokens=40)
-    path = record(short, tmp_path / "run.jsonl", fault)
-    history = read_capture(path).history
-    options = audit_options(history, str(TARGET), str(DRAFT), 100)
-    finding = audit(history, str(path), options).finding("drafter tokens")
-    assert finding is not None
+    setting = short(fault.setting, requests=6)
+    path = record(setting, tmp_path / "run.jsonl", fault)
+    options = audit_options(history(path), str(TARGET), str(DRAFT), 100)
+    finding = audit(history(path), str(path), options).finding("drafter tokens")
     assert finding.failed > 20
     assert "token id that the drafter would choose >= " in finding.sentence
-    assert finding.condition is not None
     assert finding.condition.hits_in == finding.condition.total_in
-    assert diagnosed(path, short).faults[0].cause is Cause.DRAFT_VOCABULARY
+    assert diagnosed(path, setting).faults[0].cause is Cause.DRAFT_VOCABULARY

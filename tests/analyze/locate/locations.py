@@ -1,7 +1,5 @@
 """Locations made by hand: a head whose attention is scaled, a healthy run, and one that could not be placed."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from specscope.analyze.findings import Reference

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -18,18 +19,22 @@ from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.model.rows import Models, rows_of
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.locate.decided import decide
 from specscope.analyze.locate.formulas import located_draws, located_formulas
 from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.rules import located_verdicts, search_sampling
 from specscope.analyze.locate.model.sampling import RIGHT, Places, RuledRows
 from specscope.measure.judges import audit_options
-from tests.analyze.judges.edits import case_of
+from specscope.trace.record.records import FinalKind
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
+from tests.analyze.edits import case_of
 from tests.analyze.locate import planted
 from tests.faults.fault import Fault
 from tests.faults.models import TARGET, tokens_of
 from tests.faults.planted.drafts import FAULTS as DRAFTS
 from tests.faults.planted.rules import params_of
 from tests.faults.settings import DRAFTERS, SETTINGS, Setting, history, record
+from tests.support import records
 
 WARM = {"temperature": 0.9}
 BIASED = {**WARM, "logit_bias": {tokens_of(letter)[0]: 2.0 for letter in "aeiou"}}
@@ -57,52 +62,26 @@ def located(folder, drafter, params, install=None, **more):
     return [*(one.located for one in sampled if one is not None), *located_verdicts(case, judged, models)]
 
 
-PLANTED = {  # drafter, parameters, what is planted; the operation, and words of the variant
-    "min-p by the first row": (
-        "early tree",
-        {"temperature": 1.5, "min_p": 0.2},
-        planted.softmax(planted.min_p_by_the_first_row),
-        ("min-p", "min-p by the largest p of the root"),
-    ),
-    "a temperature a little higher": (
-        "early chain",
-        {"temperature": 1.2},
-        params_of(lambda params: {"temperature": 1.05 * params.temperature}),
-        ("temperature", "the temperature times 1.05"),
-    ),
-    "softmax in bfloat16": ("early chain", WARM, planted.softmax(planted.in_bfloat16), ("softmax", "bfloat16")),
-    "top-p before top-k": ("early tree", CUTS, planted.softmax(planted.top_k_last), ("top-p", "top-p before top-k")),
-    "penalties twice": (
-        "model chain",
-        {**WARM, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
-        planted.penalties_twice,
-        ("penalties", "the penalties applied twice"),
-    ),
-    "no bias in the draft": (
-        "early chain",
-        BIASED,
-        planted.no_bias_in_the_draft,
-        ("logit bias", "logit bias left out"),
-    ),
-    "no top-p in some rows": (
-        "early tree",
-        {"temperature": 1.4, "top_p": 0.8},
-        planted.no_top_p_in_some_rows,
-        ("top-p", "top-p left out"),
-    ),
-    "no top-p for the bonus": (
-        "model chain",
-        {"temperature": 1.4, "top_p": 0.8},
-        planted.bonus_without_top_p,
-        ("top-p", "top-p left out, where the token is bonus"),
-    ),
+TOP_P = {"temperature": 1.4, "top_p": 0.8}
+MIN_P = {"temperature": 1.5, "min_p": 0.2}
+PENALISED = {**WARM, "repetition_penalty": 1.2, "frequency_penalty": 0.3}
+warmer = params_of(lambda params: {"temperature": 1.05 * params.temperature})
+PLANTED = {  # by the words of the variant: drafter, parameters, what is planted, and the operation
+    "min-p by the largest p of the root": ("early tree", MIN_P, planted.min_p_by_the_first_row, "min-p"),
+    "the temperature times 1.05": ("early chain", {"temperature": 1.2}, warmer, "temperature"),
+    "bfloat16": ("early chain", WARM, planted.in_bfloat16, "softmax"),
+    "top-p before top-k": ("early tree", CUTS, planted.top_k_last, "top-p"),
+    "the penalties applied twice": ("model chain", PENALISED, planted.penalties_twice, "penalties"),
+    "logit bias left out": ("early chain", BIASED, planted.no_bias_in_the_draft, "logit bias"),
+    "top-p left out": ("early tree", TOP_P, planted.no_top_p_in_some_rows, "top-p"),
+    "top-p left out, where the token is bonus": ("model chain", TOP_P, planted.bonus_without_top_p, "top-p"),
 }
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_rule_that_is_applied_wrongly_is_located(name, tmp_path):
-    drafter, params, install, (operation, words) = PLANTED[name]
+@pytest.mark.parametrize("words", PLANTED)
+def test_a_rule_that_is_applied_wrongly_is_located(words, tmp_path):
+    drafter, params, install, operation = PLANTED[words]
     (found,) = located(tmp_path, drafter, params, install)
     assert found.operation.stage is Stage.SAMPLING
     assert found.operation.name == operation
@@ -178,3 +157,15 @@ def test_the_right_recipe_is_transformers_and_the_audits(tmp_path):
         rules = Rules(contexts.params, contexts.text[: contexts.prompt_len])
         shaped = rules.shaped(place.logits[None], [contexts.output(place.asked.judged.rows[place.node])])
         torch.testing.assert_close(row, rules.scores(shaped).softmax(-1)[0], atol=2e-6, rtol=1e-4)
+
+
+def test_where_the_rule_goes_on_and_nobody_computed_what_follows_the_rest_is_not_judged():
+    """The engine rejected a draft that p, q and its coin accept, so p below it was never needed."""
+    tree = DraftTree.build([1, 2], [ROOT, 0], [0.5, 0.5], Drawn.WITHOUT_REPLACEMENT)
+    numbers = {"p": [0.7, 0.1], "p_trial": [0.7, 0.0], "q_trial": [0.5, 0.0], "accept_prob": [1.0, 0.0]}
+    outcomes = records.outcomes(2, (), (0,))
+    wrong = records.verdict(outcomes, (), 3, FinalKind.RECOVERED, coin=[0.4, 0.4], **numbers)
+    p, q = np.array([0.1, 0.7, 0.1, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
+    found = decide(wrong, tree, {ROOT: p}, {ROOT: q, 0: q})
+    assert [figure.what for figure in found.figures if figure.differs] == ["outcome"]
+    assert found.left is None

@@ -1,23 +1,22 @@
-"""What a tuning chooses, and what it says of captures that tell less."""
+"""What a tuning chooses, what it says of captures that tell less, and the best static tree of a size."""
 
 import dataclasses
+import itertools
 import math
-from pathlib import Path
+from functools import cache
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from specscope.analyze.tune.candidates import best_shapes
 from specscope.analyze.tune.text import advice
 from specscope.analyze.tune.tuning import lengths, over, recorded, tune
 from specscope.errors import UserError
 from specscope.plans.costs import CostPoint, Costs
 from specscope.plans.plan import parse_plan
-from specscope.trace.wire.reading import read_capture
-
-TRACES = Path(__file__).parents[3] / "traces"
-
-
-def read(name):
-    return read_capture(TRACES / f"{name}.jsonl").history
+from tests.analyze.edits import rebuilt, sample
 
 
 def costs(plain=0.02, row=0.0, one_pass=0.002, base=0.02, drafter="eagle"):
@@ -30,7 +29,7 @@ def costs(plain=0.02, row=0.0, one_pass=0.002, base=0.02, drafter="eagle"):
 
 
 def judged(priced, name="eagle", most=16, **named):
-    data = recorded([name], [read(name)])
+    data = recorded([name], [sample(name)])
     return tune(data, {key: parse_plan(tree) for key, tree in named.items()}, most, priced)
 
 
@@ -61,7 +60,7 @@ def test_the_recorded_tree_has_the_length_that_the_run_had():
     found = judged(None)
     assert found.choice is None
     assert found.named("recorded").length.value == pytest.approx(found.recorded_length, rel=1e-6)
-    assert found.recorded_length == read("eagle").acceptance.tau
+    assert found.recorded_length == sample("eagle").acceptance.tau
 
 
 def test_sampled_drafts_tell_of_no_other_tree():
@@ -70,8 +69,7 @@ def test_sampled_drafts_tell_of_no_other_tree():
 
 
 def test_another_engines_capture_tells_of_shorter_chains():
-    history = read("planted")
-    history.run = dataclasses.replace(history.run, versions={"vllm": "0.32.0"})
+    history = rebuilt(sample("planted"), versions={"vllm": "0.32.0"})
     found = tune(recorded(["c"], [history]), {}, 16, None)
     assert {row.tree for row in found.family("static")} <= {"1", "2", "3", "4"}
     assert any("shorter chains" in note for note in found.notes)
@@ -90,9 +88,7 @@ def test_of_a_long_run_some_steps_are_judged(monkeypatch):
 
 def test_the_interval_covers_as_often_as_it_says():
     """Requests drawn from a known population: the length's interval holds the true one in about 95 % of draws."""
-    import numpy as np
-
-    data = recorded(["a"], [read("eagle")]).evidence
+    data = recorded(["a"], [sample("eagle")]).evidence
     drawn, inside = np.random.default_rng(3), 0
     for _ in range(200):
         rate = drawn.beta(4, 3, size=25)
@@ -106,9 +102,7 @@ def test_the_interval_covers_as_often_as_it_says():
 
 def test_two_trees_are_compared_request_by_request():
     """What differs between requests goes: where one tree accepts a tenth more of each, the interval is narrow."""
-    import numpy as np
-
-    data = recorded(["a"], [read("eagle")]).evidence
+    data = recorded(["a"], [sample("eagle")]).evidence
     drawn, inside, widths = np.random.default_rng(5), 0, []
     for _ in range(100):
         rate = 0.1 * drawn.integers(1, 9, size=40)
@@ -122,3 +116,40 @@ def test_two_trees_are_compared_request_by_request():
         widths.append(found.error / math.hypot(*(length.error for length in lengths(some, accepted))))
     assert inside >= 90
     assert np.median(widths) < 0.6
+
+
+MOST = 6
+
+
+@cache
+def every_tree(nodes, width, depth):
+    """All trees of so many nodes, closed under parents and elder siblings, as sets of rank paths."""
+    if nodes == 0:
+        return [frozenset()]
+    found = set()
+    for tree in every_tree(nodes - 1, width, depth):
+        for above in [(), *tree]:
+            rank = sum(path[:-1] == above and len(path) == len(above) + 1 for path in tree)
+            if rank < width and len(above) < depth:
+                found.add(tree | {(*above, rank)})
+    return sorted(found, key=sorted)
+
+
+def test_there_are_as_many_trees_as_catalan_says():
+    assert [len(every_tree(n, MOST, MOST)) for n in range(1, MOST + 1)] == [1, 2, 5, 14, 42, 132]
+
+
+@given(st.data())
+def test_no_tree_is_better(data):
+    """Also where a child's figure is above its parent's: noise can make it so."""
+    width, depth = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    positions = [p for d in range(1, depth + 1) for p in itertools.product(range(width), repeat=d)]
+    drawn = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    rho = dict(zip(positions, drawn.random(len(positions)), strict=True))
+    found = best_shapes(rho, range(1, MOST + 1), depth)
+    for nodes, (shape, value) in enumerate(found, 1):
+        best = max(sum(rho[path] for path in tree) for tree in every_tree(nodes, width, depth))
+        assert value == pytest.approx(best)
+        assert len(shape) == nodes
+        assert sum(rho[path] for path in shape.paths) == pytest.approx(value)
+    assert len(found) == min(MOST, len(positions))

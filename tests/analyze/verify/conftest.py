@@ -2,9 +2,10 @@
 
 import pytest
 
-from specscope import SamplingParams
-from specscope.trace.history.history import History
-from tests.engines import PROMPTS, SMALL, fresh
+from specscope.analyze.findings import CheckResult
+from tests.analyze.audit import runs as audited
+from tests.analyze.edits import checks
+from tests.engines import SMALL, fresh
 
 GREEDY = {"temperature": 0.0}
 HOT = {"temperature": 1.3}
@@ -19,16 +20,20 @@ RUNS = {  # by name: the engine, and how it samples
 def run(engine, blocks=60, max_tokens=40, **params):
     """A history of five requests, three at a time."""
     fresh(engine, blocks)
-    history = History(run=engine.run_info, vocabulary=engine.vocabulary)
-    for seed, prompt in enumerate(PROMPTS):
-        engine.add(prompt, SamplingParams(max_tokens=max_tokens, seed=seed, **params))
-    while engine.busy:
-        history.append(engine.step())
-    return history
+    return audited.run(engine, {"ignore_eos": False, **params}, max_tokens)
 
 
 @pytest.fixture(scope="session")
-def runs(built):
-    engines, _ = built
-    found = {name: run(engines[engine], **params) for name, (engine, params) in RUNS.items()}
-    return found | {"preempted": run(engines["ngram"], SMALL, **GREEDY)}
+def runs(bench):
+    found = {name: run(bench.engine(engine), **params) for name, (engine, params) in RUNS.items()}
+    return found | {"preempted": run(bench.engine("ngram"), SMALL, **GREEDY)}
+
+
+@pytest.fixture(scope="session")
+def sound(runs):
+    """The checks of each run, none of which fails."""
+    found = {name: checks(history) for name, history in runs.items()}
+    assert not [
+        (name, one) for name, of_run in found.items() for one in of_run.values() if one.result is CheckResult.FAILED
+    ]
+    return found

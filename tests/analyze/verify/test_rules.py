@@ -9,8 +9,8 @@ from specscope.speculate.changes import Changes
 from specscope.speculate.verify import traversal
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
+from tests.analyze.edits import at, checks, edited, elder, failed, of, put, recovered
 from tests.analyze.verify.conftest import HOT, run
-from tests.analyze.verify.edits import at, check, edited, elder, failed, of, put, recovered
 from tests.speculate.verify.test_rules import TRAVERSAL_MISTAKES, mutant
 
 TREES = {
@@ -44,9 +44,10 @@ def test_a_healthy_run_passes_every_check(judged):
     rule, history = judged
     assert failed(history) == []
     assert {part.rule for record in history.steps for part in record.requests if part.verdict} == {rule}
+    found = checks(history)
     for name in ("accept probability", "p at later trials", "residual mass", "trial order", "emitted surprisal"):
-        assert check(history, name).result is CheckResult.PASSED, name
-    assert (check(history, "outcomes").result is CheckResult.PASSED) is (rule != MATCH)
+        assert found[name].result is CheckResult.PASSED, name
+    assert (found["outcomes"].result is CheckResult.PASSED) is (rule != MATCH)
     assert not examine(history, "run.jsonl").faults
 
 

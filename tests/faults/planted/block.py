@@ -1,7 +1,5 @@
 """Faults in what a DFlash head is fed, and in its context and blocks."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from specscope.analyze.diagnose.causes import Cause

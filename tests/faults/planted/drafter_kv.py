@@ -1,7 +1,5 @@
 """Faults in the drafter's own KV cache and positions."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

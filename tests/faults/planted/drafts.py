@@ -1,7 +1,5 @@
 """Faults in what is drafted: the wrong tokens, or tokens that are not what q says they are."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

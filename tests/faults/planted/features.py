@@ -1,7 +1,5 @@
 """Faults in what an EAGLE head is fed."""
 
-from __future__ import annotations
-
 import torch
 
 from specscope.analyze.diagnose.causes import Cause

@@ -1,7 +1,5 @@
 """Faults in the target: masks, positions, and its KV cache."""
 
-from __future__ import annotations
-
 import heapq
 from itertools import count
 

@@ -1,7 +1,5 @@
 """Faults in a target's own next-token modules."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

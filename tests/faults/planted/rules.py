@@ -1,7 +1,5 @@
 """Faults in the sampling rules along a tree's paths."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Faults in bookkeeping: tokens, counts, verdicts and rows that get lost, go astray or are changed on their way."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

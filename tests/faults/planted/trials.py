@@ -1,7 +1,5 @@
 """Faults in how drafts are tried, in what the final token is drawn from, and in the coins of both."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import count
 
@@ -86,29 +84,19 @@ def noise_again(patch, engine):
                 drawn.append([Draw(token, float(row[token]), 1.0, 0.0, 0.0)])
             tree.take(q.unbind(), drawn)
 
-    def verify(right, batch, _):
-        trees, found = batch.trees, BatchEvidence.empty(batch)
-        children, at_row, lefts = trees.children(), host.target_left(batch), []
-        for tree, root in enumerate(trees.root[:-1].tolist()):
-            row, left = root, at_row[root]
-            while children[row] and not found.recovered[tree]:
-                accepted, left = host._try(batch, row, children[row], left, found, None)
-                found.recovered[tree] = accepted is None
-                if accepted is not None:
-                    row, left = accepted, at_row[accepted]
-            token, prob, margin = left.draw(float(trees.coin[root]))
-            if found.recovered[tree]:
-                context, rest = contexts[tree], left.row.numpy()
-                own = noise(context.params.seed, context.position, row - root - 1, len(rest))
-                token = int(np.argmax(rest / own))
-                prob, margin = float(rest[token]), 1.0
-            found.final(tree, token, prob, margin)
-            lefts.append(left)
-        return found.verdicts(batch), lefts
+    def final(draw_final, self, batch, tree, left):
+        draw_final(self, batch, tree, left)
+        if self.recovered[tree]:
+            root, end = batch.trees.root[tree : tree + 2]
+            path = np.flatnonzero(self.outcome[root + 1 : end] == ACCEPTED).tolist()
+            context, rest = contexts[tree], left.row.numpy()
+            own = noise(context.params.seed, context.position, path[-1] if path else -1, len(rest))
+            token = int(np.argmax(rest / own))
+            self.final(tree, token, float(rest[token]), 1.0)
 
     replaced(verifier, "step_batch")(remember)(patch, engine)
     replaced(tree_builder, "grow_sampled")(draft)(patch, engine)
-    replaced(host, "verify")(verify)(patch, engine)
+    replaced(BatchEvidence, "draw_final")(final)(patch, engine)
 
 
 @replaced(host, "verify")
@@ -182,27 +170,11 @@ def not_divided(without, q, token):
     return row
 
 
-def bonus_of_the_root(patch, engine):
+@replaced(BatchEvidence, "draw_final")
+def bonus_of_the_root(draw_final, self, batch, tree, left):
     """The bonus token is drawn from the root's p, whatever was accepted."""
-    rows, now = [], []
-
-    def remembered(targets, batch):
-        rows[:] = targets(batch)
-        return rows
-
-    def kept(verify, batch, own):
-        now[:] = [batch]
-        return verify(batch, own)
-
-    def from_root(draw_final, self, tree, token, prob, margin):
-        if not self.recovered[tree]:
-            root = int(now[0].trees.root[tree])
-            token, prob, margin = rows[root].draw(float(now[0].trees.coin[root]))
-        draw_final(self, tree, token, prob, margin)
-
-    replaced(host, "target_left")(remembered)(patch, engine)
-    replaced(host.BatchEvidence, "final")(from_root)(patch, engine)
-    replaced(host, "verify")(kept)(patch, engine)
+    root = int(batch.trees.root[tree])
+    draw_final(self, batch, tree, left if self.recovered[tree] else host.target_left(batch)[root])
 
 
 def now_and_then_another(patch, engine):
@@ -212,7 +184,7 @@ def now_and_then_another(patch, engine):
     def final(right, self, tree, token, prob, margin):
         right(self, tree, token + 1 if next(calls) % 13 == 0 else token, prob, margin)
 
-    replaced(host.BatchEvidence, "final")(final)(patch, engine)
+    replaced(BatchEvidence, "final")(final)(patch, engine)
 
 
 def youngest_swapped(draft, places):

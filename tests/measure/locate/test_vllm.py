@@ -1,4 +1,7 @@
-"""The first operation that differs, over the stand-in of tests/vllm/stand_in.py with faults put into it."""
+"""Inside vLLM: what it is told when it runs a capture again, and where what its forwards gave differs first.
+
+Over the stand-in of tests/vllm/stand_in.py with faults put into it.
+"""
 
 from dataclasses import replace
 
@@ -7,16 +10,100 @@ import torch
 
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.locate.located import Stage
-from specscope.measure.locate.tapped import read_taps
-from specscope.measure.locate.vllm import ComparedForwards, WalkedModels
-from specscope.trace.record.tree import DraftTree
+from specscope.errors import UserError
+from specscope.measure.locate.tapped import TARGET, Fed, FedText, TappedForward, choices, parameters, read_taps
+from specscope.measure.locate.vllm import Again, ComparedForwards, WalkedModels, job_of
+from specscope.trace.record.params import SamplingParams
+from specscope.vllm.again import arguments_of
 from tests.analyze import histories
 from tests.support import records as made
 from tests.vllm import stand_in
 from tests.vllm.stand_in import GPUModelRunner
 
+NONE = made.chain([])
+SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "prompt_lookup_max": 0, "draft_sample_method": "greedy"}
+SETTINGS = {"runner": "V2", "max_num_batched_tokens": 48, "max_num_seqs": 4, "cache_dtype": "auto"}
+MODELS = ModelSource("/models/target", "target"), ModelSource("/models/head", "head")
+
+
+def vllm_history(*infos):
+    run = replace(
+        histories.RUN,
+        backend="vllm",
+        speculation=SPECULATION,
+        settings=SETTINGS,
+        draft_path="/gone",
+        versions={"vllm": "0.32.0"},
+    )
+    parts = [replace(histories.step(info.id), emitted=2) for info in infos]
+    return histories.history([made.record(0, parts, admitted=infos)], run)
+
+
+def test_the_job_is_the_captures_own_configuration_in_float32():
+    history = vllm_history(made.info("a", "", [5, 6], params=SamplingParams(temperature=0.7, seed=4)))
+    job = job_of(history.run, list(history.requests.values()), *MODELS)
+    assert job["v2"]
+    assert (job["model"], job["speculation"]["model"]) == ("/models/target", "/models/head")
+    assert job["speculation"] == {"method": "eagle3", "num_speculative_tokens": 3, "draft_sample_method": "greedy"} | {
+        "model": "/models/head"
+    }
+    assert job["engine"]["dtype"] == "float32"
+    assert job["engine"]["max_num_batched_tokens"] == 48
+    (request,) = job["requests"]
+    assert (request["prompt"], request["tokens"], request["seeded"]) == ([5, 6], 2, True)
+    values = arguments_of(request)
+    assert (values["temperature"], values["seed"], values["max_tokens"]) == (0.7, 4, 2)
+    assert values["structured_outputs"] is None
+
+
+def test_a_vllm_that_is_not_named_is_asked_for(monkeypatch):
+    monkeypatch.delenv("SPECSCOPE_VLLM_PYTHON", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="name its Python with SPECSCOPE_VLLM_PYTHON="):
+        Again.found()
+    monkeypatch.setenv("SPECSCOPE_VLLM_PYTHON", "/opt/vllm/bin/python")
+    assert Again.found().command[:2] == ("/opt/vllm/bin/python", "-P")
+
+
+LOGITS = torch.tensor([[3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
+
+
+def fed(tensors=None, drafts=((7, 7), (7, 7)), tokens=()):
+    """Rows of the second of two requests, behind which tokens were committed."""
+    text = FedText("b", 5, [0] * 5 + [*tokens], [5], [5 + len(tokens)], [made.part("b", NONE, None)], [0])
+    forward = TappedForward(0, TARGET, 0, 0, ("a", "b"), (3, 3), (4, 4), drafts, ((1,), (2,)), tensors or {})
+    rows = torch.arange(3)
+    return Fed(forward, text, 0, rows + 3, rows + 4, rows, 0, 3, True)
+
+
+def left(params, tokens):
+    """Which of two tokens committed behind the first two rows are said to be wrong."""
+    both = torch.tensor([0, 1])
+    (pair,) = choices(fed(tokens=tokens), both, both, params, LOGITS)
+    return pair.errors.bool()[:, 0].tolist()
+
+
+def test_a_token_that_top_k_or_top_p_leaves_out_cannot_have_been_drawn():
+    assert left(SamplingParams(1.0), [3, 0]) == [False, False]
+    assert left(SamplingParams(1.0, top_k=2), [1, 1]) == [False, True]
+    # of 0.64, 0.24, 0.09, 0.03 the first two reach 0.8
+    assert left(SamplingParams(1.0, top_p=0.8), [1, 1]) == [False, True]
+    assert left(SamplingParams(1.0, top_p=0.6), [1, 3]) == [True, False]
+    assert left(SamplingParams(2.0, top_p=0.6), [1, 3]) == [False, False]  # warmer, it takes two to reach 0.6
+
+
+def test_drafted_rows_have_the_parameters_of_their_request():
+    tensors = {
+        "parameters.0.rows": torch.tensor([0.5, 0.5, 0.9, 123.0]),
+        "parameters.0.of": torch.tensor([0.5, 0.9]),
+        "parameters.0.ends": torch.tensor([2, 4]),
+    }
+    (pair,) = parameters(fed(tensors))
+    assert pair.errors.tolist() == [[0], [1]]
+    assert [row.position for row in pair.rows] == [4, 5]  # what judges a draft is the row before it
+
+
 PROMPT = [3, 17, 9, 40, 2, 8]
-NONE = DraftTree.build([], [])
 
 
 @pytest.fixture(scope="module")
