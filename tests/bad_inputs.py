@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PLANTED = str(Path(__file__).parent.parent / "traces" / "planted.jsonl")
+from tests.support.samples import PLANTED
+
 CAPTURE = ("capture", "good.txt", "-o", "out.jsonl", "--target", "./nothing")  # no model: accepted flags fail as well
 GOOD = {"good.txt": b"a prompt\n"}
 

@@ -19,6 +19,7 @@ from specscope.trace.history.conditions import Expression
 from specscope.trace.record.params import PARAM_NAMES, SamplingParams
 from specscope.trace.wire.reading import read_capture
 from tests import bad_inputs as bad
+from tests.support.samples import PLANTED
 
 FLAG = click.Option(["--number"])
 LINES = [b'{"prompt": "fine"}\n\n' + line + b"\n" for line in bad.LINES]
@@ -65,7 +66,7 @@ def over(first, words=""):
     """A line of the console over a recording, behind another line."""
 
     def run(text):
-        commands = over_capture(bad.PLANTED)
+        commands = over_capture(PLANTED)
         commands.run(first)
         commands.run(words + text)
 
@@ -123,7 +124,7 @@ def test_good_spellings_are_taken(tmp_path, monkeypatch):
         "prompts": [b'{"prompt": "fine"}\n'],
         "data set": [b'{"turns": ["fine"]}\n'],
         "data set in an array": [b'["x"]'],
-        "path of a capture": [bad.PLANTED],
+        "path of a capture": [PLANTED],
         "condition on reject": ["p < 0.5 and depth == 1"],
         "command": ["info step", "next 2"],
         "until": ["step > 2"],
@@ -181,6 +182,6 @@ rest = st.lists(
 @given(st.lists(st.tuples(names, rest).map(" ".join), max_size=12))
 @example(["break reject 0\n0"])
 def test_any_session_over_a_recording(lines):
-    commands = over_capture(bad.PLANTED)
+    commands = over_capture(PLANTED)
     for line in lines:
         refusal(commands.run, line)

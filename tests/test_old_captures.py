@@ -60,6 +60,7 @@ LISTED = re.compile(
     r"|diagnose\.json\.captures\[0\]\.(builds|when|would_see|.*\.(grade|explained|of|spoiled)): nothing -> "
     r"|diagnose\.json\.captures\[0\]\.(suspects|remarks)\[\d\]\.(score|about|look): "
     r"|checks\[\d+\]\.(least_bias: |note: \"would have seen )"  # fewer checks share the level
+    r"|checks\[\d+\]\.unit: \"draft\" -> \"drafted token\"$"  # that is what is counted
     r"|verify\.json\.captures\[0\]\.groups\[4\]\.checks\[6\]\.tested: "  # the drafter's cache before its first draft
     r"|checks\[5\]\.note: \"the capture (records|tells of) no features (that )?fed (to )?a head\" -> \"\"$"  # it tells
     r"|diagnose\.json\.captures\[0\]\.notes: nothing -> "

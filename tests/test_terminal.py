@@ -5,16 +5,15 @@ import shlex
 import shutil
 import socket
 import threading
-from pathlib import Path
 
 import pytest
 
 from specscope.terminal import text_console
 from tests.processes import SPECSCOPE, Terminal
 from tests.support.commands import run_here
+from tests.support.samples import PLANTED, TRACES
 from tests.waiting import HANG_SECONDS
 
-TRACES = Path(__file__).parents[1] / "traces"
 ODD = "r0'; touch X; '\x1b]0;gone\x07\r\u202e[/b] $(touch X)"
 VERBS = [
     ["report"],
@@ -23,7 +22,7 @@ VERBS = [
     ["why"],
     ["diagnose", "--only", "audit"],
     ["tune", "--no-costs"],
-    ["compare", str(TRACES / "planted.jsonl")],
+    ["compare", PLANTED],
     ["debug", "--commands", "COMMANDS"],
 ]
 
@@ -63,9 +62,7 @@ def test_a_command_that_is_suggested_is_one_command(verb, hostile):
         assert place.partition("#")[0] == str(path.parent) + "/it's $(touch X) \\x1b[7m.jsonl"
 
 
-@pytest.mark.parametrize(
-    "words", [["report"], ["verify"], ["why"], ["compare", str(TRACES / "planted.jsonl")]], ids=lambda words: words[0]
-)
+@pytest.mark.parametrize("words", [["report"], ["verify"], ["why"], ["compare", PLANTED]], ids=lambda words: words[0])
 def test_a_path_is_never_markup(words, tmp_path):
     """Nor a template of a bar."""
     folder = tmp_path / "a["

@@ -45,6 +45,7 @@ def test_what_was_written_and_what_was_left_out_is_told_in_a_line(tmp_path, monk
     assert "spans, text and token ids" in extracted(tmp_path, f"{EAGLE}#r1")[1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("place", ["r0", "r0@2:8"])
 @pytest.mark.parametrize("name", ["eagle", "evidence", "ngram", "sampled"])
 def test_every_verb_reads_it(name, place, tmp_path):

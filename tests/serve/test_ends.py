@@ -17,10 +17,10 @@ from specscope.serve.service import ServeOptions
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
-from tests.bad_inputs import PLANTED
 from tests.processes import room_for
 from tests.serve.command import BODY, Command
 from tests.serve.running import running
+from tests.support.samples import PLANTED
 from tests.waiting import HANG_SECONDS, wait_for
 
 

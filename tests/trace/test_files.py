@@ -17,10 +17,8 @@ from specscope.trace.wire.reading import read_capture
 from specscope.whole_file import read_whole, write_whole
 from tests.processes import room_for
 from tests.support.commands import run_here
-from tests.test_traces import TRACES
+from tests.support.samples import PLANTED
 from tests.trace.strategies import RUN
-
-PLANTED = str(TRACES / "planted.jsonl")
 
 
 def test_a_file_within_the_limit_is_read_and_one_beyond_it_is_not(tmp_path):
