@@ -28,6 +28,7 @@ SAME_TEMPLATE = "if a chat template was applied to one of them only, record both
 LENGTH = {"seed", "max_tokens", "stop", "ignore_eos", "logprobs"}  # parameters that shape no distribution
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
 Both = tuple[Doubles, Doubles]  # of A and B
+Places = NDArray[np.int32]  # there are most of them, and half as wide they all are in memory
 
 
 class PairedBy(StrEnum):
@@ -61,10 +62,10 @@ class ContextRows:
     """
 
     sides: tuple[Side, Side]
-    at: tuple[Longs, Longs]  # places
-    step: tuple[Longs, Longs]  # the step of each
-    depth: tuple[Longs, Longs]  # of tokens and parents in their trees; of roots and others 0
-    sibling: Longs  # B's rank among its siblings, from 1; of final tokens 0, of what is no token -1
+    at: tuple[Places, Places]
+    step: tuple[Places, Places]  # the step of each
+    depth: tuple[Places, Places]  # of tokens and parents in their trees; of roots and others 0
+    sibling: Places  # B's rank among its siblings, from 1; of final tokens 0, of what is no token -1
     alike: Bools  # whether the same parameters shape p
     exact: Bools  # whether parameters and seed are the same
 
@@ -139,7 +140,7 @@ class Aligned:
     tolerance: float
 
 
-_Contexts = tuple[Hashes, Longs]  # of one kind: the context of each, 0 for none; [3, n] its step, depth, and sibling
+_Contexts = tuple[Hashes, Places]  # of one kind: the context of each, 0 for none; [3, n] its step, depth, and sibling
 
 
 def align(a: Side, b: Side, pairs: Matched) -> Aligned:
@@ -157,7 +158,7 @@ def align(a: Side, b: Side, pairs: Matched) -> Aligned:
     def rows(of_kind: _Contexts, theirs: _Contexts) -> ContextRows:
         keys, *both = np.intersect1d(of_kind[0], theirs[0], return_indices=True)  # the first place of each
         order = np.argsort(both[0])  # as A has them: the first example is the first in time
-        at = x, y = both[0][order][keys[order] != 0], both[1][order][keys[order] != 0]
+        at = x, y = tuple(each[order][keys[order] != 0].astype(np.int32) for each in both)
         step, depth, (_, sibling) = zip(of_kind[1][:, x], theirs[1][:, y], strict=True)
         request = a.request[step[0]]
         return ContextRows((a, b), at, step, depth, sibling, alike[request] | (not some_alike), exact[request])
@@ -192,7 +193,8 @@ def _contexts(side: Side, pair: Longs) -> tuple[Hashes, list[_Contexts]]:
     step, position, _ = side.fed
     whole = np.array([len(side.tokens(request)) for request in side.requests], np.int64)[side.request[step]]
     fed = behind(step, np.clip(side.place[step] + position + 1 - c.position[step], 0, whole)) + mix(position)
-    nodes, finals = np.stack([c.step, c.depth, c.sibling + 1]), np.stack([drawn, c.depth_reached[drawn] + 1, 0 * drawn])
+    nodes = np.stack([c.step, c.depth, c.sibling + 1], dtype=np.int32)
+    finals = np.stack([drawn, c.depth_reached[drawn] + 1, 0 * drawn], dtype=np.int32)
     kinds = [
         (rows[c.root_row], _no_tokens(every)),
         (rows[c.own_row], nodes),
@@ -201,12 +203,13 @@ def _contexts(side: Side, pair: Longs) -> tuple[Hashes, list[_Contexts]]:
         (fed, _no_tokens(step)),
     ]
     paired = pair[side.request] > 0
+    side.forget()
     return rows, [(keys * paired[of[0]], of) for keys, of in kinds]
 
 
-def _no_tokens(step: Longs, depth: Longs | int = 0) -> Longs:
+def _no_tokens(step: Longs, depth: Longs | int = 0) -> Places:
     """[3, n] the step of each, its depth, and no sibling."""
-    return np.stack(np.broadcast_arrays(step, depth, -1))
+    return np.stack(np.broadcast_arrays(step, depth, -1), dtype=np.int32)
 
 
 def _said(place: Longs, token: Longs) -> Hashes:

@@ -53,7 +53,6 @@ class Estimate:
 
     @property
     def nonzero(self) -> bool:
-        """Whether its interval leaves 0 out."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     def text(self, value: float | None, digits: int = 3, sign: str = "") -> str:

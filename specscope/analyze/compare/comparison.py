@@ -27,9 +27,14 @@ TITLE = 200  # characters
 def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
     """Two sides compared; differences are B - A. Raises UserError for limits on a figure that is not there."""
     matched = match(a, b) if a.tells_tokens and b.tells_tokens else []
-    aligned, counts = align(a, b, matched), clustered(a, b, matched)
+    other, aligned = differences(a, b, matched), align(a, b, matched)
+    nodes, steps, explained = len(aligned.tokens), len(aligned.steps), tuple(_explained(aligned, other))
+    del aligned  # it is large, and so are the columns of the figures
+    counts = clustered(a, b, matched)
     asked = {limit.figure.removeprefix(GROUPED).split(" is ")[0] for limit in limits}
-    estimates, grouped, other = figures(*counts), groups(*counts, asked), differences(a, b, matched)
+    estimates, grouped = figures(*counts), groups(*counts, asked)
+    a.forget()
+    b.forget()
     first, second = (
         SideFacts(
             warnings=tuple(line for capture in side.captures for line in capture.warnings),
@@ -51,9 +56,9 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
             differences=tuple(other),
             missing=tuple(_missing(a, b, matched)),
             pairs=tuple(_pairs(a, b, matched)),
-            nodes=len(aligned.tokens),
-            steps=len(aligned.steps),
-            fields=tuple(_explained(aligned, other)),
+            nodes=nodes,
+            steps=steps,
+            fields=explained,
             figures=tuple(estimates),
             groups=grouped,
             conditions=tuple(judge(limits, [*estimates, *counted(_counts(a), _counts(b))], grouped)),

@@ -185,7 +185,6 @@ def _drawn(a: Side, b: Side) -> Difference | None:
 
 
 def _params(a: Side, b: Side, pairs: Matched) -> list[Difference]:
-    """Sampling parameters that differ within pairs."""
     both = [(a.requests[first].params, b.requests[second].params) for first, second, _ in pairs]
     known = [(mine, theirs) for mine, theirs in both if mine is not None and theirs is not None]
     lines = []

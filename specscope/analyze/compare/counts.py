@@ -91,7 +91,6 @@ class CountsSide:
         return max(alone, math.sqrt(len(top) / (len(top) - 1) * float(off @ off)) / float(bottom.sum()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "source": list(self.source),
             "acceptance": self.acceptance.to_dict(),
@@ -167,7 +166,6 @@ class CountsComparison:
         return [*own, *([("A, B", both)] if both else [])]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         met = {"conditions": plain(self.conditions)} if self.conditions else {}
         more = {"headline": self.headline, "note": f"{UNPAIRED} {self.about_intervals}"}
         return {"counts_only": True, **more, **plain({"a": self.a, "b": self.b, "levels": self.levels}), **met}

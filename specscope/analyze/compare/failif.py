@@ -34,7 +34,6 @@ class FailCondition:
 
 
 def parse(text: str) -> list[Threshold]:
-    """The conditions of a text. Raises UserError."""
     return parse_thresholds(text, (*FIGURES, *COUNTED), grouped=rf"{GROUPED}.+ is .+")
 
 

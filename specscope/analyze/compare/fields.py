@@ -66,7 +66,6 @@ class Field:
 
     @property
     def share(self) -> float:
-        """The share of those compared that differ."""
         return self.differ / self.compared if self.compared else 0.0
 
     @property
@@ -142,7 +141,11 @@ def _condition(here: ContextRows, differ: Bools, chosen: Longs) -> str:
 def fields(aligned: Aligned) -> list[Field]:
     """All that is compared at equal contexts, each behind what decides it."""
     kinds = (_target, _features, _drafter, _decisions, _trees)
-    every = [field for kind in kinds for field in kind(aligned)]
+    every = list[Field]()
+    for kind in kinds:
+        every += kind(aligned)
+        aligned.a.forget()
+        aligned.b.forget()
     return [field for field in every if field.compared or field.name in ALWAYS]
 
 

@@ -49,7 +49,6 @@ class FigureKind:
     fewest: int = 1  # below the line, on each side
 
     def ratio(self, name: str, a: Sums, b: Sums) -> Ratio:
-        """It, of both sides."""
         return Ratio(name, (a[0], b[0]), (a[1], b[1]), self.percent, self.offset, self.signed)
 
 
@@ -147,7 +146,6 @@ Grouping = tuple[list[str], Longs, Longs]  # names of the values, and the value 
 
 
 def _groupings(sides: tuple[Side, Side], asked: Collection[str]) -> dict[str, Grouping]:
-    """Each by its title."""
     labels = [[{} if request.info is None else request.info.labels for request in side.requests] for side in sides]
     groupings: dict[str, Grouping] = {}
     for label in sorted({name for side in labels for each in side for name in each}):

@@ -78,8 +78,6 @@ class Decision:
 
 @dataclass(frozen=True)
 class Half:
-    """One side of a parting."""
-
     at: Reference | None  # None where the output had ended
     position: int  # output tokens before the step
     decisions: tuple[Decision, ...]  # in the order of trial

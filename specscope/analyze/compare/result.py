@@ -39,8 +39,6 @@ ALOUD = {  # what differs at a stage, where nothing explains it
 
 
 class Sameness(StrEnum):
-    """Whether the two sides do the same."""
-
     SAME = "same"
     CONFIGURED = "as configured"  # it differs where the configuration does, and nowhere else
     DIFFERENT = "different"
@@ -49,8 +47,6 @@ class Sameness(StrEnum):
 
 @dataclass(frozen=True)
 class Pair:
-    """A request of each side."""
-
     a: int  # place in Side.requests
     b: int
     id_a: str
@@ -65,7 +61,6 @@ class Pair:
 
     @property
     def same(self) -> bool:
-        """Whether the outputs are the same."""
         return self.parting is None
 
     @property
@@ -129,7 +124,6 @@ class Comparison:
 
     @property
     def warnings(self) -> list[str]:
-        """Of both sides' captures."""
         return [f"{name}: {line}" for name, side in self.sides.items() for line in side.warnings]
 
     @property
@@ -139,7 +133,6 @@ class Comparison:
         return int(hit if self.conditions else self.answer is Sameness.DIFFERENT)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self) | {"partings": {str(cause): n for cause, n in self.partings.items()}}
 
 

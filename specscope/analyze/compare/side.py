@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -36,6 +37,7 @@ Hashes = NDArray[np.uint64]
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 OTHERS = "other requests"  # MethodNotes.match_source
 LARGE = 16 * 2**20  # bytes: a smaller file is read sooner than a process starts
+MANY = 4096  # steps: from there on, columns that wait for the next that asks for them are most of the memory
 Progress = Callable[[float], None]
 RECOVERED = KINDS.index(FinalKind.RECOVERED)
 
@@ -85,8 +87,6 @@ class SideRequest:
 
 @dataclass
 class Capture:
-    """A file of a side."""
-
     source: str
     run: RunInfo | None
     warnings: list[str] = field(default_factory=list)
@@ -154,11 +154,9 @@ class Side:
         return "" if run is None else run.dtype
 
     def rows(self, request: SideRequest) -> slice:
-        """The decode steps of a request."""
         return slice(request.first, request.first + request.count)
 
-    def steps(self, request: SideRequest) -> list[RequestStep]:
-        """The same as records."""
+    def steps(self, request: SideRequest) -> Sequence[RequestStep]:
         return self.columns.parts[self.rows(request)]
 
     def output(self, request: SideRequest) -> slice:
@@ -166,8 +164,13 @@ class Side:
         return slice(int(self.begins[request.first]), int(self.begins[request.first + request.count]))
 
     def tokens(self, request: SideRequest) -> Longs:
-        """The output of a request."""
         return self.columns.output[self.output(request)]
+
+    def forget(self) -> None:
+        """Let go of the columns that were computed, of a side of many steps: they are computed again when asked for."""
+        for table in (self, self.columns) if len(self) > MANY else ():
+            for name in vars(table).keys() - {"picked", *table.__dataclass_fields__}:
+                del vars(table)[name]
 
     @cached_property
     def varies(self) -> Bools:
@@ -276,7 +279,6 @@ def read_sides(a: Sequence[str], b: Sequence[str], progress: Progress | None = N
 
 
 def _read_apart(paths: Sequence[str], progress: Progress | None) -> list[Side]:
-    """Each in a process of its own."""
     context = multiprocessing.get_context("spawn")
     done: dict[int, Side] = {}
     shares = [0.0] * len(paths)
@@ -299,8 +301,10 @@ def _read_apart(paths: Sequence[str], progress: Progress | None) -> list[Side]:
                     raise UserError(f"reading {paths[index]} failed: its process ended (out of memory?)") from None
                 if isinstance(message, UserError):
                     raise message
-                if isinstance(message, Side):
-                    done[index], message = message, 1.0
+                if isinstance(message, tuple):
+                    side, arrays = message
+                    done[index] = pickle.loads(side, buffers=[ready.recv_bytes() for _ in range(arrays)])
+                    message = 1.0
                     process.join()
                     del going[ready]
                 shares[index] = message
@@ -316,6 +320,11 @@ def _send(path: str, to: Connection) -> None:
     """In the process: send how much has been read, then the side, or why it cannot be read."""
     end_with_parent()
     try:
-        to.send(read_side(path, to.send))
+        side = read_side(path, to.send)
     except UserError as error:
         to.send(error)
+        return
+    arrays: list[pickle.PickleBuffer] = []  # each is sent from where it lies: one message would hold all of them again
+    to.send((pickle.dumps(side, 5, buffer_callback=arrays.append), len(arrays)))
+    for array in arrays:
+        to.send_bytes(array.raw())

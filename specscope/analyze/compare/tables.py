@@ -200,7 +200,6 @@ def _estimate(figure: Estimate) -> tuple[str, ...]:
 
 
 def groups(comparison: Comparison) -> Table:
-    """The acceptance length by group."""
     rows = [(one_line(figure.name, MOST_SHOWN), *_estimate(figure)[1:]) for _, figure in comparison.grouped]
     shown = rows if len(rows) <= GROUPS_SHOWN else sorted(rows, key=lambda row: not row[-1])[:GROUPS_SHOWN]
     note = "n: requests. *: differs, after Holm's correction over the table. --fail-if: tau where GROUP is VALUE."
@@ -209,7 +208,6 @@ def groups(comparison: Comparison) -> Table:
 
 
 def conditions(asked: Sequence[FailCondition], note: str = "") -> Table:
-    """The outcome of each --fail-if condition."""
     rows = [(printable(condition.text), "FAIL" if condition.hit else "ok", condition.detail) for condition in asked]
     return Table("--fail-if", ("condition", "", "change"), rows, note, frozenset(["", "change"]))
 

@@ -48,7 +48,7 @@ from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, RunInfo, Verdict
 from specscope.trace.record.rules import LOOK_AHEAD, MATCH, STANDARD, is_own, margins
 from specscope.trace.record.tree import Bools, Doubles, Drawn
-from specscope.trace.run.packed import Picked
+from specscope.trace.run.packed import PartStore, PartViews, Picked
 
 KINDS = tuple(FinalKind)
 BONUS, RECOVERED, TARGET = (KINDS.index(kind) for kind in (FinalKind.BONUS, FinalKind.RECOVERED, FinalKind.TARGET))
@@ -136,7 +136,7 @@ class TriedParents:
 class Columns:
     """S decode steps with N nodes, and K parents where the evidence has them."""
 
-    parts: list[RequestStep]  # [S] each has a verdict
+    parts: Sequence[RequestStep]  # [S] each has a verdict
     visits: Sequence[Visit] = ()  # [S] the same with what lies around them; empty where only their figures matter
     history: History | None = None  # the run, where all of it is judged
     every: Sequence[Visit] = ()  # with prefill chunks among them
@@ -329,7 +329,6 @@ class Columns:
         return sound
 
     def asked(self, what: Callable[[SamplingParams], bool]) -> Bools:
-        """[S] whether the request asked for something."""
         return np.array(list(map(what, self.params)), np.bool_)
 
     def parameter(self, name: str) -> Doubles:
@@ -426,11 +425,9 @@ class Columns:
         return has_child
 
     def at_node(self, node: int) -> Reference:
-        """Where to look at a node."""
         return self.visits[int(self.step[node])].reference(int(self.node[node]))
 
     def at_step(self, step: int) -> Reference:
-        """Where to look at a step."""
         return self.visits[step].reference()
 
     def at_parent(self, parent: int) -> Reference:
@@ -439,4 +436,6 @@ class Columns:
 
 
 def _received(picked: list[Picked]) -> Columns:
-    return Columns([each.steps[row] for each in picked for row in each.rows.tolist()])
+    store = PartStore()
+    rows = [store.append(each.steps[row]) for each in picked for row in each.rows.tolist()]
+    return Columns(PartViews(store, rows))

@@ -43,7 +43,6 @@ class Visit:
         return None if info is None or not info.params.is_known else info.params
 
     def reference(self, node: int | None = None) -> Reference:
-        """Where to look."""
         return Reference(self.request.id, self.part.index, self.record.step, node)
 
 

@@ -10,11 +10,12 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
-from specscope.trace.history.stats import Acceptance
-from specscope.trace.history.totals import RunningTotals, Undrafted, why_undrafted
+from specscope.trace.history.stats import Acceptance, mean_tau
+from specscope.trace.history.totals import Item, RunningTotals, Undrafted, why_undrafted
 from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
@@ -85,14 +86,12 @@ class RecentSteps:
 
 @dataclass
 class RequestHistory:
-    """One request: what it asked, what it did, how it ended."""
-
     id: str
     info: RequestInfo | None = None  # None until its admission was seen (it may have been dropped on the way)
     end: RequestEnd | None = None  # None while it runs
     rows: list[int] = field(default_factory=list, compare=False, repr=False)  # of its steps in `parts`
     parts: PartStore = field(default_factory=PartStore, compare=False, repr=False)  # the run's
-    totals: RunningTotals = field(default_factory=RunningTotals, compare=False)  # after each of `steps`, or of `sums`
+    totals: RunningTotals = field(init=False, compare=False, repr=False)  # after each of `steps`, or of `sums`
     first: int = 0  # the position in History.steps at which it was first seen
     ended: int | None = None  # that at which it ended
     preemptions: list[int] = field(default_factory=list)  # those at which its KV was taken
@@ -100,7 +99,6 @@ class RequestHistory:
 
     @property
     def steps(self) -> PartViews:
-        """Its steps on the path, in their order."""
         return PartViews(self.parts, self.rows)
 
     @property
@@ -205,8 +203,6 @@ class RequestHistory:
 
 @dataclass(frozen=True)
 class Branch:
-    """Where a branch of a run begins."""
-
     number: int  # 0 is what ran first
     first: int  # its first step
     after: int  # the step that it follows, on another branch; -1 for none
@@ -226,7 +222,7 @@ class History:
     steps: list[StepRecord] = field(default_factory=list)
     requests: dict[str, RequestHistory] = field(default_factory=dict)  # as of the last of `steps`
     parts: PartStore = field(default_factory=PartStore, compare=False, repr=False)  # of all that is known
-    totals: RunningTotals = field(default_factory=RunningTotals, compare=False, repr=False)  # after each of `steps`
+    totals: RunningTotals = field(init=False, compare=False, repr=False)  # after each of `steps`
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
     lost: int = 0  # steps, and parts of steps, known to be missing
     in_part: bool = False  # somebody may have chosen which spans of the run are here: Decoder.in_part
@@ -238,6 +234,9 @@ class History:
     _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
     _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch
     _bytes: int = field(default=0, repr=False, compare=False)  # of the steps, without their requests' parts
+
+    def __post_init__(self) -> None:
+        self.totals = RunningTotals(self._of_step)
 
     @property
     def acceptance(self) -> Acceptance:
@@ -354,14 +353,12 @@ class History:
 
     def _push(self, record: StepRecord) -> None:
         position = len(self.steps)
-        undrafted = [why_undrafted(self.run, record, part) for part in record.requests]
         for info in record.admitted:
             self.request(info.id).info = info
-        for part, row, reason in zip(record.requests, _rows(record), undrafted, strict=True):
+        for part, row in zip(record.requests, _rows(record), strict=True):
             request = self.request(part.request)
             request.rows.append(row)
-            request.totals.add(position, (part,), (reason,))
-        alone = []  # requests' sums
+            request.totals.positions.append(position)
         for name in record.preempted:
             self.request(name).preemptions.append(position)
         for end in record.finished:
@@ -370,12 +367,27 @@ class History:
             request.info = request.info or end.info
             if not request.steps and end.figures is not None:
                 request.sums = end.figures
-                alone.append(end.figures)
-                request.totals.add(position, (end.figures,))
-                for name, count in end.figures.undrafted.items():  # a later version may have written others
-                    undrafted += [Undrafted(name) if name in set(Undrafted) else Undrafted.UNKNOWN] * count
+                request.totals.positions.append(position)
         self.steps.append(record)
-        self.totals.add(position, (*record.counted, *alone), undrafted)
+        self.totals.positions.append(position)
+
+    def _of_step(self, position: int) -> Item:
+        """What is counted of an engine step: its requests' steps, and the sums of requests that end without any."""
+        record = self.steps[position]
+        undrafted = [why_undrafted(self.run, record, part) for part in record.requests]
+        ended = ((end.figures, self.requests[end.info.id].sums) for end in record.finished)
+        alone = [figures for figures, sums in ended if figures is not None and figures is sums]
+        for sums in alone:
+            for name, count in sums.undrafted.items():  # a later version may have written others
+                undrafted += [Undrafted(name) if name in set(Undrafted) else Undrafted.UNKNOWN] * count
+        return (*record.counted, *alone), undrafted
+
+    def _of_request(self, request: RequestHistory, number: int) -> Item:
+        """What is counted of a request: its sums where it ended before any step was seen, then each of its steps."""
+        if number == 0 and request.sums is not None:
+            return (request.sums,), ()
+        part, at = request.steps[number - (request.sums is not None)], request.totals.positions[number]
+        return (part,), (why_undrafted(self.run, self.steps[at], part),)
 
     def _pop(self) -> None:
         record = self.steps.pop()
@@ -408,7 +420,7 @@ class History:
         infos = {name: request.info for name, request in self.requests.items()}
         self.steps.clear()
         self.requests.clear()
-        self.totals = RunningTotals()
+        self.totals = RunningTotals(self._of_step)
         first = remaining[0].step if remaining else 0
         self._known = {step: record for step, record in self._known.items() if step >= first}
         for branch in [branch for branch, last in self._last.items() if last < first]:
@@ -423,7 +435,8 @@ class History:
     def request(self, name: str) -> RequestHistory:
         """The request of that id, created where it is new."""
         if name not in self.requests:
-            self.requests[name] = RequestHistory(name, parts=self.parts, first=len(self.steps))
+            self.requests[name] = request = RequestHistory(name, parts=self.parts, first=len(self.steps))
+            request.totals = RunningTotals(partial(self._of_request, request))
         return self.requests[name]
 
     def find(self, reference: str) -> tuple[RequestHistory, PlaceName]:
@@ -459,13 +472,12 @@ class History:
     def _totals(self, request: str | None) -> RunningTotals:
         if request is None:
             return self.totals
-        return self.requests[request].totals if request in self.requests else RunningTotals()
+        return self.requests[request].totals if request in self.requests else RunningTotals(lambda number: ((), ()))
 
     def mean_tau_at(self, position: int) -> tuple[float | None, int]:
         """The mean over requests of each one's tau, and how many requests have one."""
-        taus = [request.acceptance_at(position).tau for request in self.requests.values()]
-        known = [tau for tau in taus if tau is not None]
-        return (sum(known) / len(known) if known else None), len(known)
+        each = [request.acceptance_at(position) for request in self.requests.values()]
+        return mean_tau(each), sum(sums.tau is not None for sums in each)
 
     def lengths_at(self, position: int, request: str | None, width: int) -> tuple[list[float | None], int]:
         """Mean acceptance length in at most `width` buckets, and the steps in a bucket.

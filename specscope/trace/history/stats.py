@@ -32,8 +32,6 @@ _row = attrgetter(*ROW)
 
 
 class StepCounts(NamedTuple):
-    """What is counted of a decode step."""
-
     kind: FinalKind  # of the final token
     emitted: int  # output tokens
     drafted: int  # nodes
@@ -226,7 +224,6 @@ def _sums(given: Aggregate | RequestFigures) -> Acceptance:
 
 
 def measure(steps: Iterable[Counted]) -> Acceptance:
-    """Pooled counts over these steps."""
     total = Acceptance()
     for step in steps:
         total.add(step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -108,51 +108,64 @@ def undrafted_text(counts: Counter[Undrafted], steps: int) -> str:
 REASONS = tuple(Undrafted)
 OWN = len(REASONS)  # numbers of a row before those of Acceptance
 EMITTED = OWN + Acceptance(emitted=-1).row().index(-1)
+# What an item of RunningTotals is made of: request steps or sums, and why those drafted nothing
+Item = tuple[Iterable[Counted], Iterable[Undrafted | None]]
 
 
 class RunningTotals:
-    """Sums after each item (an engine step, or a step of one request); row 0 is before the first."""
+    """Sums after each item (an engine step, or a step of one request); row 0 is before the first.
 
-    def __init__(self) -> None:
-        self.total = Acceptance()  # after the last
+    A row is summed when it is first asked for: what only reads a run asks for none.
+    """
+
+    def __init__(self, counted: Callable[[int], Item]) -> None:
+        """`counted`: gives an item by its number."""
         self.positions: list[int] = []  # of each item in History.steps
-        self._reasons = [0] * OWN  # why steps drafted nothing, after the last
-        self._rows = [array("q", [*self._reasons, *self.total.row()])]
-
-    def add(self, position: int, parts: Iterable[Counted], reasons: Iterable[Undrafted | None] = ()) -> None:
-        """Take one more item, made of these request steps or sums. `reasons`: why they drafted nothing."""
-        for reason in reasons:
-            if reason is not None:
-                self._reasons[REASONS.index(reason)] += 1
-        for part in parts:
-            self.total.add(part)
-        self.positions.append(position)
-        self._rows.append(array("q", [*self._reasons, *self.total.row()]))
+        self._counted = counted
+        self._rows = [array("q", [*[0] * OWN, *Acceptance().row()])]
 
     def take_back(self) -> None:
         self.positions.pop()
-        self._rows.pop()
-        last = self._rows[-1]
-        self._reasons, self.total = last[:OWN].tolist(), Acceptance.of(last[OWN:])
+        del self._rows[len(self.positions) + 1 :]
+
+    def _row(self, count: int) -> array[int]:
+        """After so many items."""
+        rows = self._rows
+        if len(rows) <= count:
+            reasons, total = rows[-1][:OWN], Acceptance.of(rows[-1][OWN:])
+            for number in range(len(rows) - 1, count):
+                parts, undrafted = self._counted(number)
+                for reason in undrafted:
+                    if reason is not None:
+                        reasons[REASONS.index(reason)] += 1
+                for part in parts:
+                    total.add(part)
+                rows[number + 1 : number + 2] = [reasons + array("q", total.row())]  # as another thread may have it too
+        return rows[count]
+
+    @property
+    def total(self) -> Acceptance:
+        """After the last."""
+        return Acceptance.of(self._row(len(self.positions))[OWN:])
 
     def count(self, position: int) -> int:
         """How many items there were by a position in History.steps."""
         return bisect_right(self.positions, position)
 
     def undrafted_upto(self, count: int) -> Counter[Undrafted]:
-        counts = zip(REASONS, self._rows[count][:OWN], strict=True)
+        counts = zip(REASONS, self._row(count)[:OWN], strict=True)
         return Counter({reason: count for reason, count in counts if count})
 
     def upto(self, position: int) -> Acceptance:
         """The sums by a position in History.steps."""
-        return Acceptance.of(self._rows[self.count(position)][OWN:])
+        return Acceptance.of(self._row(self.count(position))[OWN:])
 
     def emitted(self, count: int) -> int:
-        return self._rows[count][EMITTED]
+        return self._row(count)[EMITTED]
 
     def tau(self, begin: int, end: int) -> float | None:
         """Mean acceptance length over the items from `begin` to before `end`."""
-        first, last = self._rows[begin][OWN:], self._rows[end][OWN:]
+        first, last = self._row(begin)[OWN:], self._row(end)[OWN:]
         return Acceptance.of([after - before for before, after in zip(first, last, strict=False)]).tau
 
 

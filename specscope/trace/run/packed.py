@@ -57,12 +57,11 @@ class FieldColumns:
         self.arrays: dict[str, NDArray[Any]] = {}  # of all records end to end
         self.shapes: dict[str, Longs] = {}  # [S, 2] of arrays of two dimensions
         self.ends: dict[str, Longs] = {}  # where each begins, and where the last ends; arrays over the same share them
-        self._same: dict[bytes, Longs] = {}
 
     def add(self, name: str, flat: NDArray[Any], counts: NDArray[np.integer], shapes: Longs | None = None) -> None:
         """An array of each record, end to end."""
         ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self.ends[name] = self._same.setdefault(ends.tobytes(), ends)
+        self.ends[name] = next((same for same in self.ends.values() if np.array_equal(same, ends)), ends)
         self.arrays[name] = flat
         if shapes is not None:
             self.shapes[name] = shapes
@@ -184,8 +183,6 @@ def slices(first: Longs, count: NDArray[np.integer]) -> Longs:
 
 @dataclass(frozen=True)
 class Picked:
-    """Some steps of one PackedParts."""
-
     steps: PackedParts
     rows: Longs  # [S] where each lies
 
@@ -266,7 +263,6 @@ class PartStore:
         return self._packed_bytes + self._loose_bytes + ROW * len(self._held)
 
     def append(self, part: RequestStep) -> int:
-        """Add a step; gives its row."""
         packed, place = part.__dict__.get("packed", (None, 0))
         self._places.append(place)
         if packed is not None and len(packed) >= FEW:
@@ -298,7 +294,6 @@ class PartStore:
         return held[self._places[row]] if isinstance(held, PackedParts) else held
 
     def forget(self, before: int) -> None:
-        """Let go of the rows before this one."""
         self._pack()
         for row in range(self._gone, before):
             held, self._held[row] = self._held[row], None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from sys import intern
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, field
 from numpy.typing import NDArray
 
 from specscope.trace.record.notes import DraftNotes
-from specscope.trace.record.records import RequestStep, Verdict
+from specscope.trace.record.records import PHASES, RequestStep, Verdict
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.wire.codec import DamagedError, plain_error, wired
 from specscope.whole_file import MOST_OBJECTS
@@ -28,6 +29,8 @@ NUMBERS = frozenset(  # attributes of a decode step that are arrays of numbers
     for field in wired(kind)
     if field.dtype is not None
 )
+UNREAD = frozenset((*PHASES, "draft_pass"))  # captures of before have a span of each: nothing is read of these
+SHORT = 64  # characters: shorter texts are kept once, as most are names that every step has
 _BAD = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
@@ -48,8 +51,6 @@ Parts = Sequence[tuple[Mapping[str, Any], Spans]]  # the attributes of each reso
 
 
 class Value(Struct, gc=False, rename="camel"):
-    """AnyValue."""
-
     int_value: int | UnsetType = UNSET
     double_value: float | UnsetType = UNSET
     string_value: str | UnsetType = UNSET
@@ -117,6 +118,8 @@ def read_line(line: bytes | bytearray) -> Parts:
 def _read(raw: Raw) -> ReadSpan | DamagedError:
     try:
         span = _span.decode(raw)
+        if span.name in UNREAD:
+            return ReadSpan(span.name, span.start_ns, span.end_ns, {})
         late = NUMBERS if span.name == DECODE_STEP else ()
         return ReadSpan(span.name, span.start_ns, span.end_ns, _plain(span.attributes, late))
     except _BAD as error:
@@ -174,6 +177,8 @@ def _scalar(value: Value) -> Any:  # noqa: ANN401
     scalar: Any = value.int_value
     if scalar is UNSET:
         scalar = value.string_value
+    if isinstance(scalar, str):
+        return intern(scalar) if len(scalar) < SHORT else scalar
     if scalar is UNSET:
         scalar = value.double_value
     if scalar is UNSET:

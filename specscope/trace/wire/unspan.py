@@ -371,11 +371,12 @@ class Decoder:
         step, likeliest = evidence.step, evidence.likeliest
         pieces, shown = self.vocabulary.pieces, [*step.told("tree", "token").tolist(), step.told("verdict", "token")]
         tops = (step.told("parents", name).tolist() for name in ("top", "draft_top")) if likeliest else ()
-        named = sorted({*chain(*tops)}.difference(shown))  # as ParentNotes.named
+        named = {*chain(*tops)}.difference(shown)  # as ParentNotes.named
         if len(named) != len(likeliest):
             raise DamagedError(f"`specscope.parents`: {len(likeliest)} texts for {plural(len(named), 'token')}")
         pairs = zip(shown if span.text else (), span.text, strict=True)
-        for token, text in (*pairs, *zip(named, likeliest, strict=True)):
+        is_new = not pieces.keys() >= named.union(shown)
+        for token, text in (*pairs, *zip(sorted(named), likeliest, strict=True)) if is_new else ():
             if text and token not in pieces and len(pieces) < PIECES and self._text < TEXT:
                 pieces[token] = piece = unescaped(text, "specscope.tree.text", unescape)
                 self._text += len(piece)

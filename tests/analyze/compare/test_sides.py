@@ -60,6 +60,18 @@ def test_large_captures_are_read_in_processes_of_their_own(tmp_path, monkeypatch
         read_sides(names[:2], names[2:])
 
 
+def test_large_sides_hold_few_columns_at_a_time(monkeypatch):
+    whole, again = ([read_side(str(TRACES / f"{name}.jsonl")) for name in ("eagle", "planted")] for _ in range(2))
+    found = compare(*whole)
+    monkeypatch.setattr(sides, "MANY", 0)
+    assert compare(*again) == found
+    for one, other in zip(whole, again, strict=True):
+        assert len(vars(other.columns)) < len(vars(one.columns))
+        other.forget()
+        assert vars(other.columns).keys() == {"picked", *other.columns.__dataclass_fields__}
+        assert np.array_equal(other.columns.p, one.columns.p)
+
+
 def test_where_greedy_outputs_part_the_decisions_show_raw_p_and_no_coin():
     """The same capture with another final token after r2's first rejection."""
     a = sample("eagle")
