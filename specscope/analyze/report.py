@@ -22,7 +22,7 @@ from specscope.analyze.plain import fields, plain, valid
 from specscope.analyze.questions.answers import Answers, answer
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.interval import counts, definitions, missing_text
-from specscope.trace.history.loops import LONGEST, TIMES, TOLD, Loops, find_loops, together
+from specscope.trace.history.loops import LONGEST, TIMES, TOLD, Loops, loops_of, together
 from specscope.trace.history.stats import Acceptance, mean_tau
 from specscope.trace.history.totals import Undrafted, shares
 from specscope.trace.history.wording import plural
@@ -346,7 +346,7 @@ class Report:
 def build_report(history: History, *, source: str, warnings: Sequence[str] = ()) -> Report:
     """The report of what the history holds. `source` says where it came from, `warnings` what is wrong with it."""
     text, preemptions = history.run is None or history.run.tells_text, history.tells_preempted
-    loops = find_loops(request.steps for request in history.requests.values())
+    loops = [loops_of(request.steps) for request in history.requests.values()]
     pairs = zip(history.requests.values(), loops, strict=True)
     requests = sorted(  # the lowest acceptance length first, those without drafts last
         (_request(request, history, loop, text=text, preemptions=preemptions) for request, loop in pairs),

@@ -15,10 +15,11 @@ from specscope.analyze.compare import tables as compared
 from specscope.analyze.compare.result import Comparison
 from specscope.analyze.report import Report, RequestReport
 from specscope.analyze.table import Table
+from specscope.plans.plan import branches
 from specscope.trace.record.records import Origin, Outcome, RequestStep
 from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary, printable
-from specscope.trace.words import branches, draw_tree
+from specscope.trace.words import draw_tree
 
 MOST_REQUESTS = 20
 GREEN, BLUE, LEFT = "rgba(0,150,80,0.22)", "rgba(40,110,220,0.22)", "text-align:left"
@@ -101,7 +102,7 @@ def of_tree(step: RequestStep, vocabulary: Vocabulary, shown: int | None = None)
     `shown`: the node in question.
     """
     root, *told = draw_tree(step, vocabulary).splitlines()
-    order, verdict = branches(step.tree), step.verdict
+    order, verdict = branches(step.tree.parent.tolist()), step.verdict
     if verdict is None:
         return lines([root])
     spans = dict.fromkeys((ROOT, *range(len(step.tree))), 0)  # rows

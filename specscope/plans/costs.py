@@ -73,7 +73,6 @@ class Costs:
 
     @property
     def most_rows(self) -> int:
-        """The largest number of rows that was measured."""
         return self.step[-1].rows
 
     @property
@@ -83,11 +82,9 @@ class Costs:
 
     @property
     def machine(self) -> dict[str, str]:
-        """What it was measured on."""
         return {name: self.about[name] for name in MACHINE if name in self.about}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         between = CostPoint(self.batch, at(self.first, self.batch), 0.0, 0.0)
         first = next((point for point in self.first if point.rows == self.batch), between)
         models = {name.replace(" ", "_"): self.about.get(name, "") for name in MODELS}
@@ -144,5 +141,4 @@ def about_run(run: object) -> dict[str, str]:
 
 
 def write_costs(path: str, costs: Costs) -> None:
-    """Write costs as the JSON that read_costs reads. Raises UserError."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")

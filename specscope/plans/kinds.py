@@ -21,8 +21,6 @@ from specscope.whole_file import read_object
 
 
 class DraftedBy(Enum):
-    """Where drafts come from."""
-
     HEAD = "head"  # modules that continue the target's hidden states
     MODEL = "model"  # a model of its own
     TEXT = "text"  # a search in the text
@@ -30,8 +28,6 @@ class DraftedBy(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of drafter."""
-
     name: str  # of --drafter, and in records
     family: DraftedBy
     called: str = ""  # its model, as people call it

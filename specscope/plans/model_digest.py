@@ -55,13 +55,11 @@ def digest_of_loaded(path: str) -> str:
 
 
 def shown(digest: str) -> str:
-    """A digest as people see it."""
     first, mark, rest = digest.partition(":")
     return first[:8] + mark + rest
 
 
 def of_layers(digest: str, layers: int) -> str:
-    """The digest of a model's first layers."""
     return digest and f"{digest}:{layers}"
 
 

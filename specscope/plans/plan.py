@@ -59,7 +59,6 @@ class StaticPlan:
 
     @property
     def is_chain(self) -> bool:
-        """Whether no node has siblings."""
         return self.shape.is_chain
 
     def __str__(self) -> str:
@@ -85,7 +84,6 @@ class DynamicPlan:
 
     @property
     def max_depth(self) -> int:
-        """The depth of the search."""
         return self.depth
 
     @property
@@ -95,7 +93,6 @@ class DynamicPlan:
 
     @property
     def is_chain(self) -> bool:
-        """Whether no node has siblings."""
         return self.top == 1
 
     @property
@@ -200,7 +197,9 @@ def describe(plan: TreePlan, *, mask: bool, about: str | None = None) -> str:
     lines += [f"here        --tree {shlex.quote(str(plan))}"] if about is not None else []
     nodes, depth, rows, leaves = plan.max_nodes, plan.max_depth, sum(plan.fed) + 1, ""
     if isinstance(plan, StaticPlan):
-        lines += ["", "●  root: the last committed token", *_drawn(plan.shape, ROOT, ""), ""]
+        drawn = branches(plan.shape.parent)
+        paths = (f"{lead}{node}  {','.join(map(str, plan.shape.paths[node]))}" for node, lead in drawn)
+        lines += ["", "●  root: the last committed token", *paths, ""]
         leaves = f", {sum(not plan.shape.children(node) for node in range(nodes))} of them leaves"
     else:
         searched = f"searched in each step: the {plan.top} likeliest nodes of a depth get {plan.top} children each,"
@@ -218,13 +217,22 @@ def describe(plan: TreePlan, *, mask: bool, about: str | None = None) -> str:
     return "\n".join([*lines, TOP_RULE if plan.top else RULE, *(_mask(plan.shape.paths) if mask else ())])
 
 
-def _drawn(shape: TreeShape, above: int, stem: str) -> Iterator[str]:
-    """One line a node: its branch, its number, and its path of child ranks."""
-    children = shape.children(above)
-    for node in children:
-        last = node == children[-1]
-        yield f"{stem}{'└─' if last else '├─'} {node}  {','.join(map(str, shape.paths[node]))}"
-        yield from _drawn(shape, node, stem + ("   " if last else "│  "))
+def branches(parent: Sequence[int]) -> list[tuple[int, str]]:
+    """(node, the branch characters before it) depth first, siblings in draw order."""
+    children: dict[int, list[int]] = {}
+    for node, above in enumerate(parent):
+        children.setdefault(above, []).append(node)
+    rows: list[tuple[int, str]] = []
+
+    def below(above: int, lead: str) -> None:
+        siblings = children.get(above, [])
+        for node in siblings:
+            last = node == siblings[-1]
+            rows.append((node, lead + ("└─ " if last else "├─ ")))
+            below(node, lead + ("   " if last else "│  "))
+
+    below(ROOT, "")
+    return rows
 
 
 def _mask(paths: Sequence[Sequence[int]]) -> Iterator[str]:

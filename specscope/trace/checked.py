@@ -63,7 +63,6 @@ def checked_fields(values: dict[str, Any], kind: type[T]) -> T:
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """The declared type of each field, with its bounds."""
     return get_type_hints(kind, include_extras=True)
 
 
@@ -78,12 +77,10 @@ def required_types(kind: type) -> dict[str, Any]:
 
 
 def base_of(kind: Any) -> Any:  # noqa: ANN401
-    """The type itself, without its annotations."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def flags_of(kind: type) -> dict[str, Flag]:
-    """The fields that have a flag, in their order."""
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in field_types(kind).items()}
     return {name: mark for name, declared in marks.items() for mark in declared if isinstance(mark, Flag)}
 
@@ -123,7 +120,6 @@ def checked_url(text: str, says: str) -> SplitResult:
 
 
 def without_login(url: str) -> str:
-    """The URL without its user and password, if any."""
     return re.sub(r"(?<=://)[^/?#]*@", "", url)
 
 

@@ -88,7 +88,6 @@ def _left_out(
 
 
 def write_part(part: Extract, vocabulary: Vocabulary, path: str, existing: Existing = Existing.REPLACE) -> int:
-    """Write a part as a capture; returns its bytes. Raises UserError."""
     writer = CaptureWriter(path, part.run, vocabulary, existing=existing, recorded=True)
     try:
         for record in part.records:

@@ -207,11 +207,6 @@ def _is_same(name: str | os.PathLike[str], status: os.stat_result) -> bool:
         return False
 
 
-def keep_spaces(svg: str) -> str:
-    """The picture, such that every renderer keeps the spaces of its texts: some cut those at the ends."""
-    return svg.replace("<text ", '<text xml:space="preserve" ')
-
-
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 BROKEN = (OSError, EOFError)  # what reading raises where compressed data is damaged, or ends early
 PIECE = 1024  # bytes that are decompressed at once: of gzip to at most 1 MiB, of zstd to 32
@@ -219,7 +214,6 @@ ZSTD_END = b"\x01\x00\x00"  # a last block, empty, of a frame without a checksum
 
 
 def is_compressed(start: bytes) -> bool:
-    """Whether a file with this start is compressed in a known format."""
     return start.startswith((GZIP, ZSTD))
 
 

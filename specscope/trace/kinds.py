@@ -42,8 +42,6 @@ class ReadAs(Enum):
 
 @dataclass(frozen=True)
 class FileKind:
-    """One kind of file."""
-
     words: str  # after "FILE is"
     reader: ReadAs
 
@@ -188,12 +186,10 @@ _KEY_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]:]')
 
 
 def looks_like_json(text: str) -> bool:
-    """Whether text begins as a JSON object or array does."""
     return _JSON.match(text) is not None
 
 
 def is_array(text: str) -> bool:
-    """Whether text begins as a JSON array does."""
     return looks_like_json(text) and "[" in text.lstrip("\ufeff \t\r\n")[:1]
 
 
@@ -276,7 +272,6 @@ def documents(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[i
 
 
 def _is_whole(line: bytes) -> bool:
-    """Whether a line holds one object and no more."""
     with suppress(ValueError):
         return line.lstrip().startswith(b"{") and bool(decoded(line, msgspec.Raw))
     found = [document for _, document in _split([(1, line)], "", 0)]  # damaged, but whole

@@ -103,7 +103,6 @@ def answered(accept: str) -> str:
 
 
 def port_taken(host: str, port: int) -> UserError:
-    """The error for a port that is taken."""
     return UserError(f"cannot serve metrics on {host}:{port}: choose another port if this one is in use")
 
 
@@ -176,7 +175,6 @@ class Metrics(Collector):
         return int(server.server_port)
 
     def close(self) -> None:
-        """End what this object started."""
         for server in self._servers:
             server.shutdown()
             server.server_close()

@@ -93,7 +93,6 @@ class CaptureSource(str):
         return capture
 
     def but(self, **change: Any) -> CaptureSource:  # noqa: ANN401 - its fields
-        """The same with some fields changed."""
         source = CaptureSource(self)
         source.__dict__.update({**vars(self), **change})
         return source

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specscope.plans.plan import branches
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.place import BELOW, PlaceView, TopToken, coin_sign, draft_ps, end, last
 from specscope.trace.history.wording import about_draft, acceptance, ending, ordinal, probability, said
@@ -220,7 +221,6 @@ NODE: dict[str, Fact] = {
 
 
 def label(name: str) -> str:
-    """A field's heading in a column or a line."""
     return {"u": "coin", "source": "from"}.get(name, name.replace("_", " "))
 
 
@@ -322,24 +322,6 @@ MARKS: dict[int, str] = {Outcome.ACCEPTED: "✓", Outcome.REJECTED: "✗", Outco
 UNTRIED, DETERMINISTIC = int(Outcome.UNTRIED), int(Drawn.DETERMINISTIC)  # looked up once: trees are drawn in every step
 
 
-def branches(tree: DraftTree) -> list[tuple[int, str]]:
-    """(node, the branch characters before it) depth first, siblings in draw order."""
-    children: dict[int, list[int]] = {}
-    for node, above in enumerate(tree.parent.tolist()):
-        children.setdefault(above, []).append(node)
-    rows: list[tuple[int, str]] = []
-
-    def below(above: int, lead: str) -> None:
-        siblings = children.get(above, [])
-        for node in siblings:
-            last = node == siblings[-1]
-            rows.append((node, lead + ("└─ " if last else "├─ ")))
-            below(node, lead + ("   " if last else "│  "))
-
-    below(ROOT, "")
-    return rows
-
-
 def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     """The tree of a step with every node's verdict, and the final token where it was drawn.
 
@@ -361,7 +343,7 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     outcome, drawn = verdict.outcome.tolist(), tree.drawn.tolist()
     decided = [""] * len(tree) if greedy else _decided(step, verdict)
     forced = verdict.forced.tolist()
-    for node, lead in branches(tree):
+    for node, lead in branches(tree.parent.tolist()):
         text = f"{lead}{MARKS[outcome[node]]} {vocabulary.show(token[node])}  {_p(p[node], raw.get(node))}"
         if not greedy:
             text += f" q={tree.q[node]:.4f}"

@@ -22,7 +22,6 @@ from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime
-from specscope.trace.files import keep_spaces
 from specscope.trace.history.history import History
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.keys import ASKING, KEYS, MAIN, Key, bound
@@ -190,8 +189,9 @@ class ScopeApp(App[None]):
     # -- pictures -----------------------------------------------------------------------------------------------
 
     def export_screenshot(self, *, title: str | None = None, simplify: bool = False) -> str:
-        """The screen as SVG, whose spaces every renderer keeps."""
-        return keep_spaces(super().export_screenshot(title=title, simplify=simplify))
+        """The screen as SVG, whose spaces every renderer keeps: some cut those at the ends of texts."""
+        svg = super().export_screenshot(title=title, simplify=simplify)
+        return svg.replace("<text ", '<text xml:space="preserve" ')
 
     # -- time ---------------------------------------------------------------------------------------------------
 

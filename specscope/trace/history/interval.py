@@ -96,7 +96,6 @@ def counts_run(source: str, target: str) -> RunInfo:
 
 
 def counts(aggregate: Aggregate) -> Acceptance:
-    """The figures of one interval alone."""
     return measure([aggregate])
 
 
@@ -239,7 +238,6 @@ def made_up(aggregates: Iterable[Aggregate], rules: Iterable[str] = ()) -> bool:
 
 
 def missing(aggregate: Aggregate) -> list[str]:
-    """What the source does not report, in words."""
     lacks = {
         "the number of drafts": aggregate.drafts is None,
         "accepted tokens": aggregate.accepted is None,

@@ -71,12 +71,8 @@ def loop_share(outputs: Sequence[NDArray[np.integer]]) -> float:
     return float(in_loops(np.concatenate(outputs), texts).mean()) if len(texts) else 0.0
 
 
-def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
-    """The loops of each request, from its steps in order. No cycle continues across missing steps."""
-    return [_loops_of(request) for request in requests]
-
-
-def _loops_of(request: Sequence[RequestStep]) -> Loops:
+def loops_of(request: Sequence[RequestStep]) -> Loops:
+    """The loops of a request, from its steps in order. No cycle continues across missing steps."""
     texts = accumulate((b.index > a.index + 1 for a, b in pairwise(request)), initial=0)
     judged = [(step, text, step.output()) for step, text in zip(request, texts, strict=False) if step.is_judged]
     sizes = np.array([len(output) for *_, output in judged], np.int64)

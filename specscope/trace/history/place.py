@@ -31,8 +31,6 @@ TOSSED = (LESS, NOT_LESS)
 
 
 class TopToken(NamedTuple):
-    """A token and its probability."""
-
     token: int
     prob: float
 
@@ -172,7 +170,6 @@ def at(step: RequestStep, node: int) -> PlaceView:
 
 
 def nodes(step: RequestStep) -> list[PlaceView]:
-    """Every node where it was drafted."""
     drafts, rows = draft_ps(step), zip(step.tree.parent.tolist(), step.tree.token.tolist(), strict=True)
     return [PlaceView(step, *row, node, drafts=drafts) for node, row in enumerate(rows)]
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from specscope.trace.record.declared import same
 from specscope.trace.record.records import RequestStep, StepRecord, Verdict
 from specscope.trace.record.rules import ROUNDING
+
+_PLAN = attrgetter("request", "index", "context_len", "prefill_tokens", "drafter", "emitted")
+_TREE = attrgetter("tree.token", "tree.parent", "tree.drawn")
+_VERDICT = attrgetter("token", "kind", "final_coin", "outcome", "path", "coin", "forced")
+_END = attrgetter("info.id", "reason", "stop", "error", "output")
+_PROBABILITIES = attrgetter("p", "p_trial", "final_p")
 
 
 def same_step(first: StepRecord, again: StepRecord, dtype: str) -> bool:
@@ -17,35 +24,21 @@ def same_step(first: StepRecord, again: StepRecord, dtype: str) -> bool:
     Numbers, times and branches are not compared. KV that was computed again in chunks of another size moves the last
     bits of a probability, which is no other history.
     """
-    parts = zip(first.requests, again.requests, strict=False)
-    return _decided(first) == _decided(again) and all(_near(a.verdict, b.verdict, dtype) for a, b in parts)
+    verdicts = ((a.verdict, b.verdict) for a, b in zip(first.requests, again.requests, strict=False))
+    near = (_near(a, b, ROUNDING.get(dtype, 0.0)) for a, b in verdicts if a is not None and b is not None)
+    return same(_decided(first), _decided(again)) and all(near)
 
 
-def _decided(record: StepRecord) -> tuple[object, ...]:
-    ends = [(end.info.id, end.reason, end.stop, end.error, end.output.tolist()) for end in record.finished]
-    admitted, parts = [info.id for info in record.admitted], [*map(_of_part, record.requests)]
-    return record.running, record.waiting, record.preempted, admitted, ends, parts
+def _decided(record: StepRecord) -> tuple[Any, ...]:
+    admitted, ends = tuple(info.id for info in record.admitted), tuple(map(_END, record.finished))
+    return record.running, record.waiting, record.preempted, admitted, ends, tuple(map(_of_part, record.requests))
 
 
-def _of_part(part: RequestStep) -> tuple[object, ...]:
-    tree, verdict = part.tree, part.verdict
-    arrays: list[NDArray[Any]] = [
-        tree.token,
-        tree.parent,
-        tree.drawn,
-        np.zeros(0) if part.notes is None else part.notes.coin,
-    ]
-    final = None
-    if verdict is not None:
-        arrays += [verdict.outcome, verdict.path, verdict.coin, verdict.forced]
-        final = verdict.token, verdict.kind, verdict.final_coin
-    plan = part.request, part.index, part.context_len, part.prefill_tokens, part.drafter, part.emitted
-    return *plan, final, [array.tolist() for array in arrays]
+def _of_part(part: RequestStep) -> tuple[Any, ...]:
+    coin = None if part.notes is None else part.notes.coin
+    return *_PLAN(part), *_TREE(part), coin, None if part.verdict is None else _VERDICT(part.verdict)
 
 
-def _near(a: Verdict | None, b: Verdict | None, dtype: str) -> bool:
-    if a is None or b is None:
-        return a is b
-    pairs = ((a.p, b.p), (a.p_trial, b.p_trial), (a.final_p, b.final_p))
-    least = ROUNDING.get(dtype, 0.0)
+def _near(a: Verdict, b: Verdict, least: float) -> bool:
+    pairs = zip(_PROBABILITIES(a), _PROBABILITIES(b), strict=True)
     return all(bool(np.all(np.abs(np.asarray(x, np.float64) - y) <= least)) for x, y in pairs)

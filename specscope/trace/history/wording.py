@@ -25,7 +25,6 @@ SENTENCES: dict[str, str] = json.loads(Path(__file__).with_name("sentences.json"
 
 
 def said(name: str, **values: object) -> str:
-    """A sentence about a decision, filled in."""
     return SENTENCES[name].format(**values)
 
 
@@ -56,7 +55,6 @@ def plural(count: int, singular: str, many: str = "") -> str:
 
 
 def quoted(vocabulary: Vocabulary, token: int) -> str:
-    """A token inside a sentence."""
     return f"‘{vocabulary.show(token)}’"
 
 
@@ -125,7 +123,6 @@ def about_method(notes: MethodNotes) -> list[str]:
 
 
 def about_draft(notes: MethodNotes, node: int) -> list[str]:
-    """What a drafter's method notes about one node."""
     parts = [f"confidence {float(notes.confidence[node]):.3f}"] if len(notes.confidence) else []
     source = notes.source_of(node)
     parts += [f"from {'both' if source == 'both' else 'the ' + source}"] if source else []

@@ -144,8 +144,6 @@ class RequestFigures:
 
 
 class Reason(StrEnum):
-    """Why the spans of a request are kept."""
-
     RATIO = "ratio"  # by its trace's id: it stands for 1 / ratio requests
     PARENT = "parent"  # its caller's span is sampled: what share that is, only the caller knows
     # In captures of before, by a condition on what became of it: it stands for one

@@ -17,7 +17,6 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from specscope.tree_shape import MAX_NODES, ROOT
 
@@ -55,8 +54,6 @@ ParamValue: TypeAlias = bool | int | float | str | list[str | int] | dict[str, f
 
 
 class Dimension(NamedTuple):
-    """What an array is over."""
-
     most: int
     words: str
 
@@ -83,8 +80,6 @@ DIMENSIONS: Mapping[str, Dimension] = {
 
 
 class WireForm(Enum):
-    """How a value becomes one attribute."""
-
     PLAIN = "plain"  # as it is; a dataclass as JSON of its fields
     ESCAPED = "escaped"  # text that may be no Unicode: vocabulary.escape
     JSON = "JSON"  # a mapping, or what has to_dict()
@@ -100,8 +95,6 @@ class Told(Enum):
 
 
 class Wire(NamedTuple):
-    """How a field travels."""
-
     kind: Any = None  # of a value on the wire, or of each of an array; None: as the field's
     per: str = ""  # letters of DIMENSIONS, as in "k,t": arrays that share one are of one length; with "?" or empty
     name: str = ""  # of the attribute, without "specscope.", where it does not follow from the field's
@@ -125,15 +118,11 @@ def empty(dtype: type[np.generic] | None = None, shape: int | tuple[int, ...] = 
 def same(a: object, b: object) -> bool:
     """Whether two fields are equal; NaN is, to NaN."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype == b.dtype and same_values(a, b)
+        alike = isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype == b.dtype
+        return alike and np.array_equal(a, b, equal_nan=True)  # type: ignore[arg-type]
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)))
-
-
-def same_values(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Whether two arrays of numbers are equal; NaN is, to NaN."""
-    return bool(np.array_equal(a, b, equal_nan=True))
 
 
 class ArrayEq:

@@ -87,7 +87,6 @@ def old_digest(packed: str) -> str:
 
 
 def is_old_digest(text: str) -> bool:
-    """Whether it is one of those."""
     return text.startswith(DIGEST) and len(text) == len(DIGEST) + 16
 
 

@@ -296,7 +296,6 @@ _ALL = msgspec.defstruct("SamplingParams", list(PARAM_TYPES.items()))
 
 
 def withheld_at(level: Privacy) -> list[str]:
-    """The parameters that are left out at a privacy level."""
     return [name for name, mark in withheld(SamplingParams).items() if mark is not None and mark.level <= level]
 
 
@@ -329,7 +328,6 @@ def unknown_limits(params: SamplingParams, labels: Mapping[str, str]) -> tuple[s
 
 
 def untold_limits(params: SamplingParams) -> tuple[str, ...]:
-    """The names of those that were left out of a capture."""
     return tuple(name for name in LIMITS if name in params.left_out)
 
 

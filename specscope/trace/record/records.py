@@ -55,8 +55,6 @@ TraceParent = Annotated[str, Meta(pattern="^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-
 
 
 class Outcome(IntEnum):
-    """What became of a node."""
-
     UNTRIED = 0  # an ancestor was rejected, or an earlier sibling was accepted
     ACCEPTED = 1
     REJECTED = 2
@@ -80,8 +78,6 @@ class Origin(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a request ended."""
-
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.record.declared import Parent, Probability, Token, Wire, same_values
+from specscope.trace.record.declared import ArrayEq, Parent, Probability, Token, Wire
 from specscope.trace.record.privacy import TokenIds
 from specscope.tree_shape import ROOT as ROOT
 from specscope.tree_shape import depths
@@ -34,7 +34,7 @@ class Drawn(IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class DraftTree:
+class DraftTree(ArrayEq):
     """Drafted tokens as arrays over nodes in draw order, parents before children. Filled by a drafter.
 
     The root (the last committed token) is not a node. A chain is a tree with one child a node.
@@ -48,13 +48,6 @@ class DraftTree:
 
     def __len__(self) -> int:
         return len(self.token)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DraftTree) and all(
-            same_values(getattr(self, name), getattr(other, name)) for name in ("token", "parent", "q", "drawn")
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     @cached_property
     def depth(self) -> Ints:

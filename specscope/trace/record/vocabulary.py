@@ -13,7 +13,6 @@ from specscope.trace.record.privacy import NO_TOKEN
 
 
 def token_id(token: int) -> str:
-    """An id for people."""
     return "#?" if token == NO_TOKEN else f"#{token}"
 
 

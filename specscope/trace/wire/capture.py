@@ -59,12 +59,10 @@ def _numbers(values: Sequence[float], before: bytes, after: bytes) -> orjson.Fra
 
 
 def json_attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Attributes as OTLP JSON has them."""
     return [{"key": key, "value": _value(value)} for key, value in values.items()]
 
 
 def span_json(span: Span) -> dict[str, Any]:
-    """One span as an OTLP JSON object."""
     out: dict[str, Any] = {"traceId": f"{span.trace:032x}", "spanId": f"{span.id:016x}"}
     if span.parent:
         out["parentSpanId"] = f"{span.parent:016x}"

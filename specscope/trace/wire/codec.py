@@ -47,7 +47,6 @@ def named(value: float) -> float | str:
 
 
 def dump_numbers(values: Sequence[float]) -> bytes:
-    """A JSON array."""
     text = orjson.dumps(values)
     return orjson.dumps(list(map(named, values))) if _NULL in text else text
 
@@ -137,7 +136,6 @@ class WireField:
 
 @cache
 def wired(kind: type) -> tuple[WireField, ...]:
-    """The declared fields of a record."""
     hints, marks, prefix = get_type_hints(kind, include_extras=True), withheld(kind), getattr(kind, "PREFIX", "")
     found = []
     for field in dataclasses.fields(kind):

@@ -294,8 +294,6 @@ class Subscription:
 
 
 class Bus:
-    """Publishes records to any number of sinks."""
-
     def __init__(self) -> None:
         self.subscriptions: list[Subscription] = []
         self._lock = threading.Lock()  # held while a record is handed out, so that none follows the last

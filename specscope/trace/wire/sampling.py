@@ -43,7 +43,6 @@ def read_ratio(text: str | None, name: str) -> float | None:
 
 
 def sampling_text(ratio: float) -> str:
-    """The share as a run tells it."""
     return f"ratio {ratio:g}"
 
 

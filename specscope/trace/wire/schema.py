@@ -225,8 +225,6 @@ def _check_aggregate(span: OfAggregate, aggregate: Aggregate) -> None:
 
 
 class SpanKind(NamedTuple):
-    """What spans of a name tell."""
-
     # records, and how an attribute begins without which a span tells nothing of one; those of "" it tells of always
     records: Mapping[type, str]
     check: Callable[[Records], None] = lambda told: None
@@ -445,7 +443,6 @@ class EngineNotes(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def engine_text(record: StepRecord) -> str:
-    """The text of a step."""
     counts = {
         "running": record.running if record.running != record.batch else None,
         "waiting": record.waiting or None,

@@ -149,7 +149,6 @@ def failure_of(status: object, details: str, where: str) -> NotSent:
 
 
 def variable(name: str) -> str | None:
-    """What the OTEL_EXPORTER_OTLP_* variables say of traces."""
     return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}")
 
 
@@ -294,8 +293,6 @@ def page_of(template: str, run_id: str) -> str:
 
 
 class SpanSink:
-    """A sink that hands a run's spans to what sends them."""
-
     def __init__(
         self,
         sender: Sender,

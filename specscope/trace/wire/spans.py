@@ -88,8 +88,6 @@ def own_trace(run_id: str, *what: object, size: int = 16) -> int:
 
 @dataclass
 class Encoder:
-    """Turns one run's records into spans."""
-
     run: RunInfo
     vocabulary: Vocabulary
     level: SpanLevel = SpanLevel.TREES

@@ -154,7 +154,6 @@ class _Table:
         self.columns.add(field.name, np.fromiter(flat, field.dtype, int(counts.sum())), counts, shapes)
 
     def _as_long(self, field: WireField, counts: Longs) -> None:
-        """Check that arrays over the same are of one length in each record."""
         has_any = (counts > 0) | (not field.wire.per.endswith("?"))
         known = self._lengths.setdefault(field.dimensions[0], counts)
         if known is not counts and (wrong := has_any & (counts != known)).any():

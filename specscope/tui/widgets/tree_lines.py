@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 
+from specscope.plans.plan import branches
 from specscope.trace.history.place import PlaceView, coin_sign, end, last, nodes
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, Verdict
-from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.words import MARKS, branches, label
+from specscope.trace.words import MARKS, label
 from specscope.tui.text import NOTHING, Ink, Line, left, probability, right, show_token
 from specscope.tui.widgets.decision import INKS, coin_on_line, mark_line, tried
 
@@ -102,9 +102,8 @@ class Node:
 def _nodes(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary) -> list[Node]:
     """The lines of a tree depth first, the final token hung where it was drawn, after the children that failed."""
     tree, count = step.tree, len(step.tree)
-    grown = DraftTree.build([*tree.token.tolist(), verdict.token], [*tree.parent.tolist(), last(verdict)])
     rows = []
-    for node, lead in branches(grown):
+    for node, lead in branches([*tree.parent.tolist(), last(verdict)]):
         if node == count:
             kind: Ink = verdict.kind.value
             rows.append(Node(node, lead, FINAL_MARK, show_token(vocabulary, verdict.token), kind, kind))

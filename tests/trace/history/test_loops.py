@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specscope.trace.history.loops import LONGEST, TIMES, find_loops, in_loops, together
+from specscope.trace.history.loops import LONGEST, TIMES, in_loops, loops_of, together
 from specscope.trace.history.stats import measure
 from tests.analyze.histories import step
 
@@ -48,7 +48,7 @@ def test_the_length_without_steps_whose_output_lies_in_loops():
     novel = [chain(0, (1, 2, 3), 0), chain(1, (4, 5, 6), 1)]  # 1, then 4 5
     loop = [chain(at, (7, 8, 7) if at % 2 else (8, 7, 8), 2) for at in range(3, 7)]  # 787 878 787 878
     both = chain(2, (6, 8, 8), 1)  # 6, then 8 which begins the loop: it is counted
-    found = find_loops([[*novel, both, *loop], [*novel]])
+    found = [loops_of([*novel, both, *loop]), loops_of(novel)]
     assert [(one.tokens, one.looped) for one in found] == [(17, 13), (3, 0)]
     assert found[0].share == 13 / 17
     assert found[0].rest == measure([*novel, both])

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
+from specscope.plans.plan import branches
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.words import branches, draw_tree
+from specscope.trace.words import draw_tree
 from specscope.tree_shape import parse_tree
 from tests.trace.samples import records
 from tests.trace.strategies import trees
@@ -58,7 +59,7 @@ def test_ancestors_paths_and_drawing_agree(tree):
         path = tree.path_to(node)
         assert np.flatnonzero(tree.ancestors[node]).tolist() == path
         assert tree.depth[node] == len(path)
-    rows = branches(tree)
+    rows = branches(tree.parent.tolist())
     assert [node for node, _ in rows] == sorted(range(len(tree)), key=tree.path_to)  # depth first, in draw order
     assert sorted(node for node, _ in rows) == list(range(len(tree)))
     assert all(len(lead) == 3 * tree.depth[node] for node, lead in rows)
