@@ -91,7 +91,7 @@ class RequestHistory:
     end: RequestEnd | None = None  # None while it runs
     rows: list[int] = field(default_factory=list, compare=False, repr=False)  # of its steps in `parts`
     parts: PartStore = field(default_factory=PartStore, compare=False, repr=False)  # the run's
-    totals: RunningTotals = field(init=False, compare=False, repr=False)  # after each of `steps`, or of `sums`
+    totals: RunningTotals = field(default_factory=RunningTotals, compare=False)  # after each of `steps`, or of `sums`
     first: int = 0  # the position in History.steps at which it was first seen
     ended: int | None = None  # that at which it ended
     preemptions: list[int] = field(default_factory=list)  # those at which its KV was taken
@@ -222,7 +222,7 @@ class History:
     steps: list[StepRecord] = field(default_factory=list)
     requests: dict[str, RequestHistory] = field(default_factory=dict)  # as of the last of `steps`
     parts: PartStore = field(default_factory=PartStore, compare=False, repr=False)  # of all that is known
-    totals: RunningTotals = field(init=False, compare=False, repr=False)  # after each of `steps`
+    totals: RunningTotals = field(default_factory=RunningTotals, compare=False, repr=False)  # after each of `steps`
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
     lost: int = 0  # steps, and parts of steps, known to be missing
     in_part: bool = False  # somebody may have chosen which spans of the run are here: Decoder.in_part
@@ -236,7 +236,8 @@ class History:
     _bytes: int = field(default=0, repr=False, compare=False)  # of the steps, without their requests' parts
 
     def __post_init__(self) -> None:
-        self.totals = RunningTotals(self._of_step)
+        if not self.totals.positions:  # else it is another history's, of which this is a copy
+            self.totals = RunningTotals(self._of_step)
 
     @property
     def acceptance(self) -> Acceptance:
@@ -472,7 +473,7 @@ class History:
     def _totals(self, request: str | None) -> RunningTotals:
         if request is None:
             return self.totals
-        return self.requests[request].totals if request in self.requests else RunningTotals(lambda number: ((), ()))
+        return self.requests[request].totals if request in self.requests else RunningTotals()
 
     def mean_tau_at(self, position: int) -> tuple[float | None, int]:
         """The mean over requests of each one's tau, and how many requests have one."""

@@ -118,7 +118,7 @@ class RunningTotals:
     A row is summed when it is first asked for: what only reads a run asks for none.
     """
 
-    def __init__(self, counted: Callable[[int], Item]) -> None:
+    def __init__(self, counted: Callable[[int], Item] = lambda number: ((), ())) -> None:
         """`counted`: gives an item by its number."""
         self.positions: list[int] = []  # of each item in History.steps
         self._counted = counted
@@ -130,18 +130,20 @@ class RunningTotals:
 
     def _row(self, count: int) -> array[int]:
         """After so many items."""
-        rows = self._rows
-        if len(rows) <= count:
-            reasons, total = rows[-1][:OWN], Acceptance.of(rows[-1][OWN:])
-            for number in range(len(rows) - 1, count):
-                parts, undrafted = self._counted(number)
-                for reason in undrafted:
-                    if reason is not None:
-                        reasons[REASONS.index(reason)] += 1
-                for part in parts:
-                    total.add(part)
-                rows[number + 1 : number + 2] = [reasons + array("q", total.row())]  # as another thread may have it too
-        return rows[count]
+        rows, known = self._rows, min(count, len(self._rows) - 1)
+        row = rows[known]
+        reasons, total = row[:OWN], Acceptance.of(row[OWN:]) if known < count else Acceptance()
+        for number in range(known, count):
+            parts, undrafted = self._counted(number)
+            for reason in undrafted:
+                if reason is not None:
+                    reasons[REASONS.index(reason)] += 1
+            for part in parts:
+                total.add(part)
+            row = reasons + array("q", total.row())
+            if len(rows) > number:  # another thread may add the same, or take rows back
+                rows[number + 1 : number + 2] = [row]
+        return row
 
     @property
     def total(self) -> Acceptance:

@@ -100,6 +100,13 @@ def test_why_steps_drafted_nothing_at_any_position_also_after_going_back():
         history.truncate(max(len(history.steps) - 7, 0))
 
 
+def test_a_copy_that_another_thread_reads_has_the_figures():
+    read = read_capture(CAPTURE).history
+    copied = replace(read, steps=list(read.steps), requests=dict(read.requests))
+    assert copied.acceptance == measure(part for record in read.steps for part in record.counted)
+    assert copied.acceptance.steps > 0
+
+
 def test_buckets_of_the_plot(history):
     last = len(history.steps) - 1
     values, size = history.lengths_at(last, None, 1000)
