@@ -10,7 +10,6 @@ from typing import Literal
 from rich.cells import cell_len, set_cell_size
 
 from specscope.trace.history.wording import probability as probability
-from specscope.trace.history.wording import shared_beginning
 from specscope.trace.record.vocabulary import Vocabulary
 
 Shade = Literal["text", "strong", "dim", "faint", "accent", "warn", "prompt", "key"]
@@ -50,7 +49,7 @@ def cut(text: str, width: int) -> str:
 
 def cut_apart(a: str, b: str, width_a: int, width_b: int) -> tuple[str, str]:
     """Two texts that differ, each in its cells: from shortly before they do where their beginnings alone would fit."""
-    common = shared_beginning(a, b)
+    common = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     whole = cell_len(a) <= width_a and cell_len(b) <= width_b
     if not whole and common > BEFORE and common + 1 >= min(width_a, width_b):
         a, b = (f"…{text[common - BEFORE :]}" for text in (a, b))

@@ -44,11 +44,6 @@ def title_of(prompt: str) -> str:
     return " ".join(prompt[-4 * TITLE :].split())[-TITLE:]
 
 
-def shared_beginning(a: str, b: str) -> int:
-    """How many characters two texts have in common at their beginnings."""
-    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
 def plural(count: int, singular: str, many: str = "") -> str:
     """`1 request`, `1,000 requests`. `many`: the plural, where it is not `singular` with an s."""
     return f"{count:,} {singular if count == 1 else many or singular + 's'}"
