@@ -15,11 +15,10 @@ from specscope.analyze.compare import tables as compared
 from specscope.analyze.compare.result import Comparison
 from specscope.analyze.report import Report, RequestReport
 from specscope.analyze.table import Table
-from specscope.plans.plan import branches
 from specscope.trace.record.records import Origin, Outcome, RequestStep
 from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary, printable
-from specscope.trace.words import draw_tree
+from specscope.trace.words import branches, draw_tree
 
 MOST_REQUESTS = 20
 GREEN, BLUE, LEFT = "rgba(0,150,80,0.22)", "rgba(40,110,220,0.22)", "text-align:left"

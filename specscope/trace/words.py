@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specscope.plans.plan import branches
+from specscope.plans.plan import branches as branches
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.place import BELOW, PlaceView, TopToken, coin_sign, draft_ps, end, last
 from specscope.trace.history.wording import about_draft, acceptance, ending, ordinal, probability, said

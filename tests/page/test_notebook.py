@@ -10,10 +10,9 @@ from specscope.analyze.compare.side import from_history
 from specscope.errors import UserError
 from specscope.page.load import LoadedRun
 from specscope.page.write import PageRun, write_page
-from specscope.plans.plan import branches
 from specscope.trace.history.history import History
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.words import draw_tree
+from specscope.trace.words import branches, draw_tree
 from tests.page.html import Page
 from tests.support.samples import EAGLE, SAMPLED
 from tests.trace import test_damaged as damaged

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 
-from specscope.plans.plan import branches
 from specscope.trace.history.place import PlaceView, coin_sign, end, last, nodes
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, Verdict
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.words import MARKS, label
+from specscope.trace.words import MARKS, branches, label
 from specscope.tui.text import NOTHING, Ink, Line, left, probability, right, show_token
 from specscope.tui.widgets.decision import INKS, coin_on_line, mark_line, tried
 

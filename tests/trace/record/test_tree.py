@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.plans.plan import branches
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.words import draw_tree
+from specscope.trace.words import branches, draw_tree
 from specscope.tree_shape import parse_tree
 from tests.trace.samples import records
 from tests.trace.strategies import trees
