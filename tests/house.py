@@ -14,13 +14,13 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10192, 9300),
+    "trace": (10113, 9300),
     "remote": (1700, 1700),
     "watch": (1850, 1850),
     "analyze": (19186, 15700),
     "measure": (3857, 3300),
     "engine": (2350, 2350),
-    "plans": (937, 850),
+    "plans": (935, 850),
     "speculate": (3067, 2700),
     "model": (3032, 2800),
     "kernels": (2200, 2200),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (688, 320),
     "bench, train": (0, 0),
     "top level": (885, 600),
-    "all": (70165, 64500),
+    "all": (70081, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
