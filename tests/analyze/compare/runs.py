@@ -204,9 +204,16 @@ def make(made):
     return history
 
 
-def side(**how):
-    """A run as a side of a comparison."""
-    return from_history(make(Made(**how)), "made.jsonl")
+MADE = {}  # the histories of sides, by how they were made
+
+
+def side(run=RUN, dtype="float32", **how):
+    """A run as a side of a comparison, of its own; what stands in the header changes no step."""
+    key = repr(sorted(how.items()))
+    if key not in MADE:
+        MADE[key] = make(Made(**how))
+    MADE[key].run = dataclasses.replace(run, dtype=dtype)
+    return from_history(MADE[key], "made.jsonl")
 
 
 def with_params(made, **params):
