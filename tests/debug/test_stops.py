@@ -34,24 +34,25 @@ def test_each_move_says_why_it_stopped_and_where(session):
     assert session.reverse_continue() == Stop(StopReason.START, 0)
 
 
-def test_a_condition_that_holds_names_the_request(session):
+def test_a_condition_that_holds_and_a_request_that_ends_are_named_and_a_breakpoint_goes_before_them(session):
     stop = session.until("accepted > 0")
     assert (stop.reason, stop.condition) == (StopReason.UNTIL, "accepted > 0")
     part = next(part for part in session.record.requests if part.request == stop.request)
     assert part.verdict.accepted > 0
-
-
-def test_finish_names_the_request_that_ended(session):
-    session.next()
+    session.goto(0)
     ended = next(end.info.id for record in session.history.steps[1:] for end in record.finished)
     stop = session.finish(ended)
     assert (stop.reason, stop.request) == (StopReason.FINISHED, ended)
     assert ended in [end.info.id for end in session.record.finished]
-
-
-def test_a_run_is_interrupted_after_a_step(session):
+    session.goto(-1)
     session.interrupted = lambda: session.position == 1
     assert session.cont() == Stop(StopReason.INTERRUPTED, 1)
+    session.goto(-1)
+    session.breakpoints.add("step")
+    stop = session.next()
+    assert stop.reason is StopReason.BREAKPOINT
+    assert {hit.number for hit in stop.hits} == {1}
+    assert [hit.step for hit in stop.hits] == [0] * len(stop.hits)
 
 
 def test_a_watch_stops_where_its_condition_changes_and_nowhere_else(session):
@@ -66,14 +67,6 @@ def test_a_watch_stops_where_its_condition_changes_and_nowhere_else(session):
             changes += [(record.step, part.request)] if holds != (part.request in held) else []
             (held.add if holds else held.discard)(part.request)
     assert hits == changes != []
-
-
-def test_a_breakpoint_goes_before_what_was_asked_for(session):
-    session.breakpoints.add("step")
-    stop = session.next()
-    assert stop.reason is StopReason.BREAKPOINT
-    assert {hit.number for hit in stop.hits} == {1}
-    assert [hit.step for hit in stop.hits] == [0] * len(stop.hits)
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,13 @@ from tests.support.samples import EAGLE, EVIDENCE, PLANTED, SAMPLED
 
 
 @pytest.mark.parametrize("capture", [EAGLE, SAMPLED, PLANTED, EVIDENCE])
-def test_tables_are_those_of_export(capture, tmp_path):
+def test_tables_are_those_of_export_and_parents_those_of_the_records(capture, tmp_path):
     run = specscope.load(capture)
     export([capture], str(tmp_path / "tables"))
     for name in ("steps", "nodes", "finals"):
         written = pq.read_table(tmp_path / "tables" / f"{name}.parquet")
         assert written.num_rows
         assert getattr(run, name).to_pylist() == written.to_pylist(), name
-
-
-@pytest.mark.parametrize("capture", [EAGLE, SAMPLED, PLANTED, EVIDENCE])
-def test_parents_are_those_of_the_records(capture):
-    run = specscope.load(capture)
     parts = [(record, part) for record in run.history.steps for part in record.requests]
     noted = [(record, part, part.parents) for record, part in parts if part.parents is not None]
     rows = iter(run.parents.to_pylist())

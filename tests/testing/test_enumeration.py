@@ -64,11 +64,8 @@ def test_it_is_the_total_variation():
     assert total_variation(parse_tree("1"), lambda _: p, lambda _: q, SAMPLED, outcomes) == pytest.approx(0.5)
 
 
-def test_coins_that_are_no_interval_are_refused():
+def test_coins_that_are_no_interval_and_a_probability_that_is_none_are_refused():
     with pytest.raises(UserError, match="accepts coins that are no interval from 0"):
         lossless(lambda trial: 0.3 < trial.coin < 0.6)
-
-
-def test_a_probability_that_is_none_is_refused():
     with pytest.raises(UserError, match=r"returned 2\.0 for p = .* must return a probability"):
         lossless(lambda trial: 2.0)

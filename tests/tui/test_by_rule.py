@@ -34,6 +34,9 @@ def test_a_tree_has_the_sign_of_how_it_was_decided(step):
     _, lines, _ = tree_lines(step, step.verdict, Vocabulary(), 120, [])
     signs = [next((sign for sign in "↓=≠<≥" if f"{sign} " in told([line])), "") for line in lines]
     assert [sign for sign in signs if sign] == (["↓", "<"] if step.rule == TRAVERSAL else ["≠", "="])
+    drawn = draw_tree(step, Vocabulary()).splitlines()  # with the ratio of a path that was accepted from its end
+    assert ("ratio=0.5000" in drawn[1]) is (step.rule == TRAVERSAL)
+    assert ("ratio" in drawn[2]) is False
 
 
 def test_a_coin_that_was_held_against_nothing_is_not_on_the_line(step):
@@ -41,12 +44,6 @@ def test_a_coin_that_was_held_against_nothing_is_not_on_the_line(step):
     on_the_line = ["●" in line for line in lines]
     assert on_the_line == ([False, True] if step.rule == TRAVERSAL else [False])
     assert ("below ↓ a" in lines[0]) is (step.rule == TRAVERSAL)
-
-
-def test_a_drawing_shows_the_ratio_of_a_path_that_was_accepted_from_its_end(step):
-    drawn = draw_tree(step, Vocabulary()).splitlines()
-    assert ("ratio=0.5000" in drawn[1]) is (step.rule == TRAVERSAL)
-    assert ("ratio" in drawn[2]) is False
 
 
 def test_no_coin_is_shown_where_none_was_tossed():
