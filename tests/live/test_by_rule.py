@@ -10,10 +10,9 @@ from specscope.live.local import EngineWhatIf
 from specscope.speculate.drafters.base import Draft
 from specscope.speculate.verify import traversal
 from specscope.speculate.verify.distribution import Residual
-from specscope.testing.enumeration import dense
 from specscope.trace.record.rules import MATCH, STANDARD
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
-from tests.speculate.verify.enumeration import batch_of
+from tests.speculate.verify.enumeration import batch_of, dense
 
 
 def test_p_where_nothing_is_left_of_it_is_what_the_engine_drew_from():
