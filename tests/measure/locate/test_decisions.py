@@ -29,7 +29,7 @@ class Planted:
     rule: str = "standard"
 
 
-more_p = params_of(lambda params: {"min_p": 1.4 * params.min_p})
+more_p = params_of(lambda params: {"min_p": 4 * params.min_p})
 harder = tried(accept=lambda coin, a, q: coin * 1.1 < a)
 FAULTS = {
     "top-k": Planted(sampled.one_token_more, "model tree", "sampling: top-k", "one more token", {**HOT, "top_k": 4}),
