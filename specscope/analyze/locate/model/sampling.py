@@ -473,6 +473,8 @@ def dials(rows: RuledRows, *, logits_right: bool) -> list[Dial]:
     made, heats = list[Dial](), rows.numbers[TEMPERATURE]
     if not rows.what.startswith("raw"):
         made.append(dial("the temperature times {:.3g}", TEMPERATURE, times, 0.1, 10.0))
+        cuts = (rule for rule in (MIN_P, TOP_P) if rule in rows.active)
+        made += [dial(f"{rule} times {{:.3g}}", rule, times, 0.1, 10.0) for rule in cuts]
     if bool((heats != heats[0]).any()):
         made.append(dial("a temperature of {:.3g}", TEMPERATURE, partial(times, 0), 0.05, 5.0))
     if not logits_right:
