@@ -29,12 +29,12 @@ class Planted:
     rule: str = "standard"
 
 
-more_p = params_of(lambda params: {"min_p": 4 * params.min_p})
+more_p = params_of(lambda params: {"min_p": 8 * params.min_p})
 harder = tried(accept=lambda coin, a, q: coin * 1.1 < a)
 FAULTS = {
     "top-k": Planted(sampled.one_token_more, "model tree", "sampling: top-k", "one more token", {**HOT, "top_k": 4}),
     "top-p": Planted(cut_first, "model tree", "sampling: top-p", "before", {**HOT, "top_p": 0.8}),
-    "min-p": Planted(more_p, "model tree", "sampling: min-p", params={**HOT, "min_p": 0.05}),
+    "min-p": Planted(more_p, "model tree", "sampling: min-p", params={**HOT, "min_p": 0.02}),
     "head": Planted(sampled.louder_now_and_then, "eagle tree", "drafter: lm_head", "1.05"),
     "block": Planted(sampled.without_the_path, "early chain", "verdict: acceptance", rule="block"),
     "decision": Planted(harder, "early chain", "verdict: acceptance"),
