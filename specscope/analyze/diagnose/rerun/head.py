@@ -210,12 +210,15 @@ class MovedHead(Head):
     @contextmanager
     def under(self, mistake: HeadMistake) -> Iterator[None]:
         """A mistake is at work meanwhile."""
-        self.mistake, config = mistake, self.config
-        self.config = config | ({mistake.flipped: not config.get(mistake.flipped)} if mistake.flipped else {})
+        known, self.mistake = dict(vars(self).get("config", {})), mistake  # a target's modules have no config of a head
+        if mistake.flipped:
+            self.config = known | {mistake.flipped: not known.get(mistake.flipped)}
         try:
             yield
         finally:
-            self.mistake, self.config = RIGHT, config
+            self.mistake = RIGHT
+            if mistake.flipped:
+                self.config = known
 
     def fed_back(self, hidden: Tensor) -> Tensor:
         """What the head made, as it is fed below."""
