@@ -210,7 +210,7 @@ class MovedHead(Head):
     @contextmanager
     def under(self, mistake: HeadMistake) -> Iterator[None]:
         """A mistake is at work meanwhile."""
-        known, self.mistake = dict(vars(self).get("config", {})), mistake  # a target's modules have no config of a head
+        known, self.mistake = self.config if mistake.flipped else {}, mistake  # a target's modules have no such config
         if mistake.flipped:
             self.config = known | {mistake.flipped: not known.get(mistake.flipped)}
         try:
