@@ -170,8 +170,6 @@ def diagnose(lifetime: Lifetime, /, captures: tuple[str, ...], **flags: Any) -> 
 
 @dataclass(frozen=True)
 class JudgeFlags:
-    """What the flags ask of the judges."""
-
     only: str | None = None
     target: str | None = None
     draft_model: str | None = None
@@ -278,7 +276,6 @@ def said_of(history: History, file: str, warnings: Sequence[str]) -> tuple[bool,
 
 
 def audited(file: str, asked: JudgeFlags) -> Mapping[str, Any]:
-    """Audit a capture. Raises UserError."""
     from specscope.analyze.audit.audit import audit, render_audit
 
     reader = asked.read(file)

@@ -47,8 +47,6 @@ def doctor(*, as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class Examined:
-    """One thing that was examined."""
-
     name: str
     good: bool
     text: str
@@ -57,7 +55,6 @@ class Examined:
 
 
 def examine() -> Iterator[Examined]:
-    """Examine everything, cheapest first."""
     yield Examined("specscope", True, specscope.__version__)
     yield Examined("python", True, platform.python_version())
     yield _terminal()

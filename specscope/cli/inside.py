@@ -117,7 +117,6 @@ def transformers(lifetime: Lifetime, /, arguments: tuple[str, ...], *, screen: b
 
 
 def script_environment(given: Mapping[str, str | None]) -> dict[str, str]:
-    """This process's environment with the recorder's settings."""
     variables = with_variables(given)
     if not sys.flags.safe_path:
         variables.pop("PYTHONSAFEPATH", None)  # __main__.py sets it; a script finds the modules beside it
@@ -202,7 +201,6 @@ def recorded_variables(flags: dict[str, Any], *, screen: bool, inputs: Sequence[
 
 
 def with_variables(given: Mapping[str, str | None]) -> dict[str, str]:
-    """This process's environment with the variables given."""
     variables = {name: value for name, value in os.environ.items() if name not in (*given, *GONE)}
     return variables | {name: value for name, value in given.items() if value is not None}
 

@@ -64,12 +64,10 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in new versi
 
 
 def whole_from(smallest: int, largest: int) -> Number:
-    """A whole number between two bounds."""
     return Number(Annotated[int, Meta(ge=smallest, le=largest, description=f"between {smallest} and {largest}")])
 
 
 def real_from(smallest: float, largest: float) -> Number:
-    """A number between two bounds."""
     return Number(Annotated[float, Meta(ge=smallest, le=largest, description=f"between {smallest:g} and {largest:g}")])
 
 

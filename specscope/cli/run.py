@@ -79,8 +79,6 @@ def run(lifetime: Lifetime, /, prompts: tuple[str, ...], file: str | None, outpu
 
 @dataclass(frozen=True)
 class AskedRun:
-    """What a command line asks to be run."""
-
     config: EngineConfig
     specs: list[PromptSpec]
     params: SamplingParams

@@ -97,7 +97,6 @@ def show(text: str, *, error: bool = False) -> None:
 
 
 def warn(*texts: str) -> None:
-    """Print warnings on standard error."""
     for text in texts:
         say(f"specscope: warning: {text}")
 

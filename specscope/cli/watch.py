@@ -179,8 +179,6 @@ def _print(watching: Watch, seconds: float | None) -> int:
 
 @dataclass
 class EngineSums:
-    """What an engine has reported in all."""
-
     run: EngineRun
     unit: str  # of what it reports
     sums: Acceptance = field(default_factory=Acceptance)

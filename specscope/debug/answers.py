@@ -10,8 +10,6 @@ from enum import StrEnum
 
 @dataclass(frozen=True)
 class Answer:
-    """The output of a line that was typed, or why it could not be run."""
-
     line: str
     text: str
     stop: Stop | None = None  # where it stopped the run, if it moved it
@@ -29,21 +27,15 @@ class LookRefused:
 
 @dataclass(frozen=True)
 class PromptRefused:
-    """A new prompt that the engine did not take."""
-
     why: str
 
 
 @dataclass(frozen=True)
 class Notice:
-    """An unsolicited message."""
-
     text: str
 
 
 class StopReason(StrEnum):
-    """What made a run stop."""
-
     STEP = "step"  # it is where it was asked to go
     PHASE = "phase"  # it is within a step
     BREAKPOINT = "breakpoint"
@@ -56,8 +48,6 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class BreakpointHit:
-    """A breakpoint that stopped the run, and at what."""
-
     number: int
     text: str  # the breakpoint, as it was typed
     step: int  # of the engine
@@ -67,8 +57,6 @@ class BreakpointHit:
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a run stopped, and why."""
-
     reason: StopReason
     step: int  # the engine's step: the one that ran last, -1 before the first; PHASE: the one that was begun
     hits: tuple[BreakpointHit, ...] = ()  # BREAKPOINT: in the order of their events

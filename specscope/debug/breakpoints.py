@@ -46,8 +46,6 @@ def types_of(kind: EventKind) -> dict[str, type]:
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened."""
-
     kind: EventKind
     request: str
     evidence: StepFacts
@@ -138,8 +136,6 @@ class BreakpointInfo:
 
 
 class Breakpoints:
-    """All breakpoints of a session."""
-
     def __init__(self) -> None:
         self.points: dict[int, Breakpoint] = {}
         self._numbers = itertools.count(1)
@@ -186,7 +182,6 @@ class Breakpoints:
 
     @property
     def wanted(self) -> frozenset[EventKind]:
-        """The events that any of them waits for."""
         return frozenset(point.kind for point in self.points.values())
 
     def check(self, record: StepRecord, history: History, *, back: bool = False) -> Stop | None:

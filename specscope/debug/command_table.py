@@ -97,7 +97,6 @@ HEAD, WIDTH = 26, 73  # cells of the heads beside which help stands, and of a li
 
 
 def help_all() -> str:
-    """All commands with their short names, usage and help."""
     hints = (
         "A name may be cut short as long as it is unique: cont, wat.",
         f"An empty line repeats {', '.join(c.name for c in COMMANDS if c.repeats)}.",

@@ -23,8 +23,6 @@ class KVPlace:
 
 @dataclass(frozen=True)
 class KVCompared:
-    """One model's cache."""
-
     model: str  # target, or drafter NAME
     places: int
     largest: float  # difference over all places
@@ -38,8 +36,6 @@ class KVCompared:
 
 @dataclass(frozen=True)
 class KVCheck:
-    """Target and drafter."""
-
     request: str
     compared: tuple[KVCompared, ...]
     without: str = ""  # why there is nothing to compare of the drafter

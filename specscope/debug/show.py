@@ -103,13 +103,11 @@ def begun(session: Session) -> str:
 
 
 def tree(session: Session) -> str:
-    """The judged tree."""
     part = session.part
     return "nothing has run yet" if part is None else draw_tree(part, session.history.vocabulary)
 
 
 def breakpoints(session: Session) -> str:
-    """A line for each breakpoint."""
     lines = []
     for point in session.breakpoints.points.values():
         hits = f"  (hit {plural(point.hits, 'time')})" if point.hits else ""

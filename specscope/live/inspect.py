@@ -190,7 +190,6 @@ def _refused(logits: Tensor, limits: Ints, params: SamplingParams) -> Removed:
 
 
 def _removed(logits: Tensor, params: SamplingParams) -> Iterator[Removed]:
-    """What each rule removes, one after another."""
     if params.greedy:
         yield Removed("temperature 0", len(logits) - 1, float(1 - logits.softmax(-1).max()))
         return

@@ -56,8 +56,6 @@ def live_commands(config: EngineConfig, specs: Sequence[PromptSpec]) -> Commands
 
 
 class EngineWhatIf(WhatIf):
-    """Forks, views and checks over one engine."""
-
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 

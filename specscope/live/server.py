@@ -42,8 +42,6 @@ Command = tuple[Verb, Any]  # of the parent
 
 @dataclass(frozen=True)
 class Ready:
-    """The engine has loaded. Sent once."""
-
     run: RunInfo
     vocabulary: Vocabulary
 

@@ -72,8 +72,6 @@ class ChoicePiece:
 
 @dataclass
 class OutputChoice:
-    """One output."""
-
     name: str  # the engine's request
     index: int
     prompt: Encoded
@@ -125,13 +123,11 @@ class Call:
         self._closed = False
 
     def put(self, piece: ChoicePiece) -> None:
-        """Add a piece to be sent."""
         if not self._closed:
             self._pieces.append(piece)
             self._news.set()
 
     def done(self, name: str) -> None:
-        """Mark a choice as ended."""
         self._left.discard(name)
         self._news.set()
 

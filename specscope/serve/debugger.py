@@ -30,7 +30,6 @@ class ServedSession(Session):
     """A session that begins while the engine runs."""
 
     def pause(self) -> Stop:
-        """Stop at the current step."""
         return self._stop(StopReason.STEP)
 
 
@@ -118,7 +117,6 @@ class ServedDebugger:
         return self.thread.wait_for_work(lambda: self.interrupted)
 
     def step(self) -> StepRecord:
-        """Run one step and pass its record to the clients."""
         return self.shown(self.thread.advance())
 
     def phase(self) -> StepRecord | None:
@@ -155,7 +153,6 @@ class ServedDebugger:
         self.asked = True
 
     def close(self) -> None:
-        """The client has disconnected: the engine runs on by itself."""
         self._closed = True
         self.thread.call(self._release)
 

@@ -58,7 +58,6 @@ def of_refusal(refusal: Refusal) -> ApiError:
 
 
 def full() -> ApiError:
-    """The queue has no room."""
     return ApiError(429, "the queue is full: try again later, or raise --max-queue", headers=LATER)
 
 

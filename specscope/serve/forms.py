@@ -26,7 +26,6 @@ class Form:
         return {"prompt_tokens": self.prompts, "total_tokens": self.prompts + made, "completion_tokens": made}
 
     def whole(self) -> Body:
-        """The answer, when all choices have ended."""
         choices = [
             self._choice(choice, self._message(choice.text), choice.logprobs, choice.finish or "stop")
             for choice in self.call.choices

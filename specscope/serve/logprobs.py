@@ -55,7 +55,6 @@ def completion_logprobs(entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """A list with one entry for each token."""
 
     def entry(piece: bytes, value: float) -> dict[str, Any]:
         return {"token": _text(piece), "logprob": max(value, LEAST), "bytes": list(piece)}

@@ -58,8 +58,6 @@ ModelName = Annotated[str, Meta(max_length=1000)]
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream reports beside the output."""
-
     include_usage: bool | None = None  # a last chunk with the usage
 
 

@@ -181,7 +181,6 @@ class Observed:
         return self._metrics.page(accept)
 
     def close(self) -> None:
-        """End what was started."""
         self._metrics.close()
 
 
@@ -315,6 +314,5 @@ class Service:
             self.router.drop([choice.name for choice in call.choices])
 
     def close(self) -> None:
-        """Stop the threads that tokenise and compile grammars."""
         self._compilers.shutdown(wait=False, cancel_futures=True)
         self._tokenizer.shutdown(wait=False, cancel_futures=True)

@@ -328,8 +328,6 @@ class ScopeApp(App[None]):
 
 
 class SignalEnd:
-    """Ends an app by a signal as the key for it does."""
-
     def __init__(self, app: ScopeApp, lifetime: Lifetime) -> None:
         self._app, self._lifetime = app, lifetime
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -149,7 +149,6 @@ def of_app(*actions: str) -> tuple[Key, ...]:
 
 
 def bound(keys: Iterable[Key]) -> list[BindingType]:
-    """The keys as Textual's bindings."""
     from textual.binding import Binding
 
     return [Binding(key.keys, key.action, key.command, show=False) for key in keys if key.keys]

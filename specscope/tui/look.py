@@ -69,14 +69,12 @@ class Look:
 
     @property
     def counts(self) -> Acceptance:
-        """The scope's counts up to the position."""
         if self.aggregate is not None and not self.pooled:
             return counts(self.aggregate)
         return self.history.acceptance_at(self.position, self.scope)
 
     @property
     def undrafted(self) -> Counter[Undrafted]:
-        """Why steps of the scope drafted nothing, up to the position."""
         return self.history.undrafted_at(self.position, self.scope)
 
     @property

@@ -55,7 +55,6 @@ DARK, LIGHT = (
 
 @cache
 def style(ink: Ink, dark: bool) -> Style:
-    """The style of an ink."""
     return Style.parse(INKS[ink][not dark])
 
 

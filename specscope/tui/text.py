@@ -106,12 +106,10 @@ def show_token(vocabulary: Vocabulary, token: int) -> str:
 
 
 def figure(value: float | None) -> str:
-    """A figure, or a dash where there is none."""
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.2f}"
 
 
 def percent(value: float | None) -> str:
-    """A share as a percentage, or a dash."""
     return NOTHING if value is None or not math.isfinite(value) else f"{100 * value:.0f}%"
 
 

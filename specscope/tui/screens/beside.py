@@ -56,7 +56,6 @@ class Beside:
 
     @cached_property
     def places(self) -> tuple[list[int], list[int]]:
-        """Output tokens before each step."""
         first, second = ([0, *accumulate(step.emitted for step in side)][:-1] for side in self.sides)
         return first, second
 
@@ -71,12 +70,10 @@ class Beside:
         return index if index >= 0 else None
 
     def row_of(self, place: int) -> int:
-        """The last row at or before a place."""
         return max(bisect_right([row.place for row in self.rows], place) - 1, 0)
 
 
 def fork_beside(forked: Forked, vocabulary: Vocabulary) -> Beside:
-    """A fork beside its original."""
     a, b = (figures.tau for figures in forked.figures)
     gained = "" if forked.gained is None else f" ({forked.gained:+.2f})"
     ink: Ink = "text" if not forked.gained else "accepted" if forked.gained > 0 else "rejected"
@@ -108,7 +105,6 @@ class PlacesPanel(Panel):
         self.put_beside(beside)
 
     def put_beside(self, beside: Beside) -> None:
-        """Show these two, where they part."""
         self.beside = beside
         first = beside.at if beside.at is not None else beside.other
         self.picked = 0 if first is None else beside.row_of(first)

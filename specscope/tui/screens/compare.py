@@ -43,8 +43,6 @@ def help_lines(width: int) -> list[Line]:
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison, and what it is of."""
-
     comparison: Comparison
     a: Side
     b: Side
@@ -98,8 +96,6 @@ class VerdictPanel(ComparedPanel):
 
 
 class ConfigurationPanel(ComparedPanel):
-    """The differences in configuration between the two runs."""
-
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         rows = self._comparison.differences
         title: Line = [

@@ -197,8 +197,6 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
 
 
 class EngineScreen(Over):
-    """The panel over the whole screen."""
-
     KEYS = (*foot(pause=0, move=1, jump=4, go_to=3, debug=5, help=6), close(2, "escape,q,v"))
 
     def parts(self) -> ComposeResult:

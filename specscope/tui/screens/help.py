@@ -65,8 +65,6 @@ def _column(parts: Sequence[Part], label_width: int, width: int) -> list[Line]:
 
 
 class HelpLines(Lines):
-    """The text of the help screen."""
-
     def __init__(self, name: str, page: Page) -> None:
         super().__init__(name)
         self._page = page
@@ -77,8 +75,6 @@ class HelpLines(Lines):
 
 
 class HelpScreen(ModalScreen[None]):
-    """A page of help over a screen."""
-
     BINDINGS = hidden(**{"escape,question_mark,q": "dismiss"})
 
     def __init__(self, page: Page) -> None:

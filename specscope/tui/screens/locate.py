@@ -45,7 +45,6 @@ BARS: tuple[Row, ...] = (
 
 
 def help_lines(width: int) -> list[Line]:
-    """The help page for a width in cells."""
     keys: list[Part] = [("Keys: operations", keys_of(LocateScreen)), ("Keys: one operation", keys_of(HeldScreen))]
     return two_columns(width, keys, [("Figures", MEANS), ("Colours", BARS)], labels=(7, 9))
 
@@ -286,8 +285,6 @@ class WalkPanel(PickPanel):
 
 
 class HeldScreen(Over):
-    """The grid of one operation."""
-
     FIRST = ErrorGrid
     KEYS = (
         close(0, word="back"),

@@ -65,13 +65,10 @@ class Over(ModalScreen[None]):
             panel.show(look)
 
     def on_item_picked(self, event: ItemPicked) -> None:
-        """Another item of a list was picked, which other panels show."""
         self.show(self.last)
 
 
 class Hints(Panel, can_focus=False):
-    """The keys; each can be clicked."""
-
     OF = attrgetter("look.viewer.live", "look.viewer.paused", "look.playing", "shown")
 
     def __init__(self, keys: Iterable[Key], id: str | None = None) -> None:

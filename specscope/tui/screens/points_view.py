@@ -64,14 +64,10 @@ def _none(width: int) -> list[Line]:
 
 @dataclass
 class Typed(Message):
-    """A line for the debugger."""
-
     line: str
 
 
 class PointsScreen(Over):
-    """The breakpoints of the debugger behind `:`."""
-
     FIRST = PointsPanel
     KEYS = (
         Key("a", "app.ask_breakpoint", "Add a breakpoint", "a", "add", 0),

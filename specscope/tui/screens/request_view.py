@@ -162,8 +162,6 @@ def _line(look: Look, step: RequestStep, width: int) -> Line:
 
 
 class RequestScreen(Over):
-    """Timeline, tree and text of the current request."""
-
     FIRST = TimelinePanel
     KEYS = (
         Key("", "focused.pick(1)", "", "↑↓", "step", 0),

@@ -50,7 +50,6 @@ class NodesPanel(Panel):
 
     @property
     def node(self) -> int | None:
-        """The picked node; None where nothing was judged."""
         return self.order[self.picked] if self.order else None
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:

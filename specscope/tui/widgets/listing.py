@@ -49,7 +49,6 @@ class ListPanel(Panel):
         return -1 if same and (self.order.column or self.order.reverse) else line
 
     def columns(self) -> tuple[str, ...]:
-        """The columns it can be sorted by."""
         return self.COLUMNS
 
     def sort_next(self) -> None:
@@ -161,7 +160,6 @@ class PickPanel(ListPanel):
         self.sorts: tuple[str, ...] = ()  # the columns, as they were drawn last
 
     def columns(self) -> tuple[str, ...]:
-        """The columns it can be sorted by."""
         return self.sorts
 
     def set_order(self, order: Order) -> None:

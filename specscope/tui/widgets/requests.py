@@ -46,7 +46,6 @@ class RequestsPanel(PickPanel):
 
     @property
     def names(self) -> list[str]:
-        """The requests, as they are listed."""
         return [item.name for item in self.shown]
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
