@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+from textual.widgets import Input
 
 from specscope.debug.answers import Answer
 from specscope.debug.forked import Forked
@@ -33,6 +34,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.tree_shape import TreeShape, parse_tree
 from specscope.tui.app import ScopeApp
+from specscope.tui.standing import Standing
 from tests.support import records as made
 from tests.support.records import MS
 from tests.support.samples import TRACES
@@ -342,6 +344,21 @@ async def opened(app: ScopeApp, size: tuple[int, int] = (120, 40)):
 def running(viewer: Viewer, size: tuple[int, int] = (120, 40), **more):
     """The screen over a viewer."""
     return opened(ScopeApp(viewer, **more), size)
+
+
+def standing(viewer: Viewer) -> tuple[Standing, list[str]]:
+    """Where a viewer stands, without a screen, and what is said of it."""
+    said: list[str] = []
+    place = Standing(viewer, lambda: place.settle(), said.append, list)
+    place.settle()
+    return place, said
+
+
+async def answered(pilot, key: str, text: str) -> None:
+    """The dialog of a key, with a text in it, and Enter."""
+    await pilot.press(key)
+    pilot.app.screen.query_one(Input).value = text
+    await pilot.press("enter")
 
 
 def notes(app: ScopeApp) -> list[str]:

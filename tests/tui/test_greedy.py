@@ -9,14 +9,13 @@ from specscope.debug.session import Session
 from specscope.trace.record.records import FinalKind
 from specscope.trace.words import draw_tree
 from specscope.tui.app import ScopeApp
+from specscope.tui.look import Look
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
 from specscope.tui.text import probability, show_token
 from specscope.tui.widgets.tree import TreePanel
 from specscope.tui.widgets.tree_lines import tree_lines
 
-from .sample import over, running, text_of, until
-
-SIZES = [(80, 24), (200, 60)]
+from .sample import over, running, text_of, told, until
 
 
 def steps(name):
@@ -45,9 +44,9 @@ def test_a_greedy_tree_shows_raw_p_and_no_coin(name):
         assert " a=" not in drawn
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("width", [40, 100])
 @pytest.mark.parametrize("name", ["eagle", "evidence"])
-async def test_the_first_screen_begins_with_what_the_target_wanted(size, name):
+def test_the_first_screen_begins_with_what_the_target_wanted(width, name):
     """Of the last rejection of a replay, at every size: what was wanted, and what was drafted in its place."""
     viewer = over(name)
     request = viewer.history.requests["r2"]
@@ -58,14 +57,11 @@ async def test_the_first_screen_begins_with_what_the_target_wanted(size, name):
     ]
     step, position = rejected[-1]
     viewer.goto(position)
-    async with running(viewer, size) as (app, pilot):
-        app.standing.pick("r2")
-        await pilot.pause()
-        said = " ".join(text_of(app.screen.query_one(TreePanel)).split())
-        wanted = int(step.parents.choice[step.parents.node.tolist().index(-1 if not len(step.verdict.path) else
-                                                                          int(step.verdict.path[-1]))])  # fmt: skip
-        assert said.startswith(f"Target wanted ‘{show_token(viewer.history.vocabulary, wanted)}’ (")
-        assert ", drafted " in said
+    said = " ".join(told(TreePanel().draw(Look(viewer, "r2"), width, 12).lines).split())
+    end = int(step.verdict.path[-1]) if len(step.verdict.path) else -1
+    wanted = int(step.parents.choice[step.parents.node.tolist().index(end)])
+    assert said.startswith(f"Target wanted ‘{show_token(viewer.history.vocabulary, wanted)}’ (")
+    assert ", drafted " in said
 
 
 async def test_a_node_of_a_greedy_replay_tells_what_both_models_thought():

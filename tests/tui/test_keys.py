@@ -16,14 +16,20 @@ from specscope.trace.history.history import History
 from specscope.trace.record.records import FinalKind, FinishReason, RequestEnd
 from specscope.trace.wire.reading import split_reference
 from specscope.tui.app import chosen_theme
+from specscope.tui.keys import MAIN
+from specscope.tui.look import Look
 from specscope.tui.screens import compare, locate
+from specscope.tui.screens.beside import fork_beside
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpScreen, help_lines
 from specscope.tui.screens.over import Hints
+from specscope.tui.screens.overlays import SCREENS
+from specscope.tui.screens.step_view import StepScreen
 from specscope.tui.widgets.bars import Slider
 from specscope.tui.widgets.requests import RequestsPanel
+from specscope.tui.widgets.tree import TreePanel
 
-from .sample import forked, live, notes, replay, running, text_of, until
+from .sample import answered, forked, live, notes, replay, running, standing, text_of, told, until
 
 
 def ended(viewer: Viewer, name: str) -> RequestEnd:
@@ -31,28 +37,15 @@ def ended(viewer: Viewer, name: str) -> RequestEnd:
     return RequestEnd(info, 0, FinishReason.CANCELLED, "", np.zeros(0, np.int32))
 
 
-async def test_every_way_to_move_through_a_replay():
+async def test_keys_the_mouse_and_a_dialog_move_through_a_replay_and_it_plays():
     async with running(replay(5)) as (app, pilot):
         last = len(app.viewer.history.steps) - 1
-        await pilot.press(".")
-        assert app.viewer.position == 6
-        await pilot.press(",", ",")
-        assert app.viewer.position == 4
-        await pilot.press("end")
-        assert app.viewer.position == last
-        await pilot.press(".")
-        assert "last step" in notes(app)[-1]
-        await pilot.press("home")
-        assert app.viewer.position == 0
-        await pilot.press(",")
-        assert "first step" in notes(app)[-1]
-        await pilot.press("pagedown")
-        assert app.viewer.position == max(1, len(app.viewer.history.steps) // 20)
-        await pilot.press("g")
-        assert isinstance(app.screen, Ask)
-        await pilot.press("1", "7", "enter")
+        for key, position in ((".", 6), (",", 5), ("home", 0), ("pagedown", max(1, last // 20)), ("end", last)):
+            await pilot.press(key)
+            assert app.viewer.position == position
+        await answered(pilot, "g", "17")
         assert app.viewer.history.steps[app.viewer.position].step == 17
-        await pilot.press("g", "9", "9", "9", "9", "enter")
+        await answered(pilot, "g", "9999")
         assert app.viewer.position == last
         assert "no step 9999" in notes(app)[-1]
         await pilot.press("g", "escape")
@@ -60,13 +53,25 @@ async def test_every_way_to_move_through_a_replay():
         slider = app.query_one(Slider)
         await pilot.click("#slider", offset=(1, 0))
         assert app.viewer.position == 0
-        await pilot.press("right")
-        assert app.viewer.position == 1
-        await pilot.press("left")
         await pilot.click("#slider", offset=(1 + slider._track[1] // 2, 0))
         assert abs(app.viewer.position - len(app.viewer.history.steps) // 2) <= 1
+        at = app.viewer.position
+        await pilot.press("space")
+        assert app.standing.playing
+        await until(pilot, lambda: app.viewer.position > at)
+        await pilot.press("space")
+        assert not app.standing.playing
+        await until(pilot, lambda: app._timer is None)  # nothing moves it any more
         await pilot.click("#slider", offset=(slider._track[1], 0))
         assert app.viewer.follow
+
+
+def test_the_ends_of_a_replay_are_named():
+    place, said = standing(replay())
+    place.action_forward()
+    place.action_first()
+    place.action_backward()
+    assert said == ["this is the last step", "this is the first step"]
 
 
 async def test_the_focus_and_the_request_are_chosen_by_key_and_mouse():
@@ -77,9 +82,7 @@ async def test_the_focus_and_the_request_are_chosen_by_key_and_mouse():
             await pilot.press("tab")
         assert seen == ["requests", "tree", "rates", "lengths", "output", "slider"]
         assert app.standing.current == "r0"
-        await pilot.press("down")
-        assert app.standing.current == "r1"
-        await pilot.press("j", "j", "j", "j", "k")
+        await pilot.press("down", "j", "j", "j", "k")
         assert app.standing.current == "r2"
         await pilot.click("#requests", offset=(5, 2))  # border, head, then r0
         assert app.standing.current == "r0"
@@ -102,31 +105,20 @@ async def test_a_step_forward_at_the_end_runs_the_engine_for_one_step_and_space_
         assert engine.state == "paused"
 
 
-async def test_space_plays_a_replay():
-    async with running(replay(3)) as (app, pilot):
-        await pilot.press("space")
-        assert app.standing.playing
-        await until(pilot, lambda: app.viewer.position > 3)
-        await pilot.press("space")
-        at = app.viewer.position
-        await pilot.pause(0.3)
-        assert app.viewer.position == at
-
-
-async def test_next_and_previous_rejection():
-    async with running(replay(0)) as (app, pilot):
-        await pilot.press("n")
-        first = app.viewer.position
-        part = app.viewer.history.part(app.standing.current or "", first)
-        assert part[1].verdict.kind is FinalKind.RECOVERED
-        await pilot.press("n")
-        assert app.viewer.position > first
-        await pilot.press("N")
-        assert app.viewer.position == first
-        await pilot.press("N")
-        assert notes(app)[-1] == "no earlier rejection: wrapped around to r3's last"
-        await pilot.press("n")
-        assert (app.viewer.position, notes(app)[-1]) == (first, "no later rejection: wrapped around to r0's first")
+def test_next_and_previous_rejection():
+    place, said = standing(replay(0))
+    viewer = place.viewer
+    place.action_rejection(1)
+    first = viewer.position
+    assert viewer.history.part(place.current, first)[1].verdict.kind is FinalKind.RECOVERED
+    place.action_rejection(1)
+    assert viewer.position > first
+    place.action_rejection(-1)
+    assert viewer.position == first
+    place.action_rejection(-1)
+    assert said[-1] == "no earlier rejection: wrapped around to r3's last"
+    place.action_rejection(1)
+    assert (viewer.position, said[-1]) == (first, "no later rejection: wrapped around to r0's first")
 
 
 async def test_in_a_replay_that_opens_at_its_end_something_is_found():
@@ -136,29 +128,28 @@ async def test_in_a_replay_that_opens_at_its_end_something_is_found():
     async with running(viewer) as (app, pilot):
         await pilot.press("n")
         assert viewer.position < end
-        part = viewer.history.part(app.standing.current, viewer.position)[1]
-        assert part.verdict.kind is FinalKind.RECOVERED
         assert notes(app)[-1] == "r2 has no later rejection: this is r3's first"
-        await pilot.press("end")
+        app.standing.action_last()
         app.standing.pick("r1")
-        await pilot.press("F", *"Blue", "enter")
+        await answered(pilot, "F", "Blue")
         assert viewer.position < end
         assert notes(app)[-1] == "no later 'Blue': wrapped around to the first of r1"
         _, found = viewer.history.part("r1", viewer.position)
         for count in (found.index, found.index + 1):
             out = [token for step in viewer.history.requests["r1"].steps[:count] for token in step.output()]
             assert ("Blue" in viewer.history.vocabulary.text(out)) is (count > found.index)
-        await pilot.press("F", *"Blue", "enter")
-        assert notes(app)[-1] == "this is the only 'Blue' in the output of r1"
-        await pilot.press("F", *"zzzz", "enter")
-        assert notes(app)[-1] == "no 'zzzz' in the output of r1"
+        for text, says in (("Blue", "this is the only 'Blue' in"), ("zzzz", "no 'zzzz' in")):
+            await answered(pilot, "F", text)
+            assert notes(app)[-1] == f"{says} the output of r1"
 
 
 async def test_what_a_paused_engine_was_asked_for_is_shown_until_a_step_does_it():
     viewer, engine = live(5)
     async with running(viewer) as (app, pilot):
         panel = app.query_one(RequestsPanel)
-        await pilot.press("i", "enter", "i", *"hey", "enter", "j", "x")  # the first: nothing typed, nothing sent
+        for text in ("", "hey"):  # the first: nothing typed, nothing sent
+            await answered(pilot, "i", text)
+        await pilot.press("j", "x")
         await pilot.pause()
         assert (engine.submitted, engine.cancelled) == (["hey"], ["r1"])
         assert "r1 will be cancelled by the next step" in notes(app)[-1]
@@ -176,7 +167,7 @@ async def test_what_a_paused_engine_was_asked_for_is_shown_until_a_step_does_it(
         await pilot.press("x")
         assert engine.cancelled == ["r1"]
         assert "already ended (cancelled)" in notes(app)[-1]
-        await pilot.press("i", *"hey", "enter")
+        await answered(pilot, "i", "hey")
         assert app.standing.pending.prompts
         engine.news.append(PromptRefused("the prompt has 9,000 tokens; the limit is 2,047"))
         await until(pilot, lambda: not app.standing.pending.prompts)  # what is refused waits no more
@@ -200,28 +191,31 @@ async def test_a_screen_that_only_listens_offers_neither_prompt_nor_cancel():
 
 
 @pytest.mark.parametrize("width", [60, 120])
-async def test_the_foot_of_each_screen_names_what_matters_there(width):
+def test_the_foot_of_each_screen_names_what_matters_there(width):
     viewer, engine = live(40, "paused")
+    viewer.poll()
     engine.forked = forked()
-    async with running(viewer, (width, 30)) as (app, pilot):
-        await pilot.pause()
-        shown = text_of(app.query_one(Hints))
-        assert [word for word in ("resume", "decisions", "step", "rejection") if word not in shown] == []
-        assert ("a analysis" in shown) == (width >= 80)
-        if width >= 120:
-            assert [word for word in ("d", "r", "a", "b", "f") if f" {word} " not in f" {shown} "] == []
-        for key, words in (
-            ("d", ("node", "distributions", "close")),
-            ("r", ("step", "decisions", "close")),
-            ("v", ("resume", "step", "close")),
-            ("b", ("add", "delete", "close")),
-            ("f", ("place", "close")),
-        ):
-            await pilot.press(key)
-            await pilot.pause()
-            shown = text_of(app.screen.query_one(Hints))
-            assert [word for word in words if word not in shown] == []
-            await pilot.press("escape")
+    look = Look(viewer, "r1")
+    fork = compare.BesideScreen(look, fork_beside(engine.forked, look.vocabulary)).at_foot
+
+    def foot(keys):
+        hints = Hints(keys)
+        hints.look = look
+        return told(hints.draw(look, width, 1).lines)
+
+    shown = foot(MAIN)
+    assert [word for word in ("resume", "decisions", "step", "rejection") if word not in shown] == []
+    assert ("a analysis" in shown) == (width >= 80)
+    if width >= 120:
+        assert [word for word in ("d", "r", "a", "b", "f") if f" {word} " not in f" {shown} "] == []
+    for keys, words in (
+        (StepScreen.KEYS, ("node", "distributions", "close")),
+        (SCREENS["request"].KEYS, ("step", "decisions", "close")),
+        (SCREENS["engine"].KEYS, ("resume", "step", "close")),
+        (SCREENS["breakpoints"].KEYS, ("add", "delete", "close")),
+        (fork, ("place", "close")),
+    ):
+        assert [word for word in words if word not in foot(keys)] == []
 
 
 @pytest.mark.parametrize("width", [40, 60, 110, 116, 120, 160, 200])
@@ -248,15 +242,12 @@ async def test_every_key_is_a_command_and_help_theme_scope_and_quit_are_among_th
         await pilot.press("question_mark")
         assert isinstance(app.screen, HelpScreen)
         await pilot.press("escape")
-        await pilot.press("t")
-        await pilot.press("s")
+        await pilot.press("t", "s")
         assert app.current_theme.dark
         assert not app.standing.pooled
-        await pilot.press("ctrl+p", *"step back", "enter")
-        await pilot.pause(0.3)
-        await pilot.press("enter")
-        await until(pilot, lambda: app.viewer.position == 4)
-        await pilot.press("escape", "escape", "q")
+        await commands["Step back"].callback()
+        assert app.viewer.position == 4
+        await pilot.press("q")
     assert app.return_code == 0
 
 
@@ -282,16 +273,10 @@ async def test_an_engine_that_breaks_while_polled_leaves_the_records():
         assert viewer.position >= 8
 
 
-async def test_loading_then_running():
+def test_an_engine_that_loads_says_what_it_does():
     viewer, engine = live(0, "loading")
-    engine.progress = "reading weights"
-    async with running(viewer) as (app, pilot):
-        assert any("reading weights" in text for line in app.query_one("#tree").sheet.lines for text, _ in line)
-        engine.progress = "capturing CUDA graphs: 4 of 8"
-        await until(pilot, lambda: "graphs: 4 of 8" in text_of(app.query_one("#tree")))
-        engine.state, engine.pending = "paused", 4
-        await until(pilot, lambda: viewer.position == 3)
-        await until(pilot, lambda: app.standing.current == "r0")
+    for engine.progress in ("reading weights", "capturing CUDA graphs: 4 of 8"):
+        assert engine.progress in told(TreePanel().draw(Look(viewer), 80, 20).lines)
 
 
 async def test_an_engine_that_waits_says_which_key_starts_it():
@@ -308,7 +293,7 @@ async def test_an_engine_that_waits_says_which_key_starts_it():
         assert "i      gives it a prompt" in text_of(app.query_one("#tree"))
         engine.state = "paused"
         await pilot.press("full_stop")
-        await until(pilot, lambda: viewer.position == 0)
+        await until(pilot, lambda: (viewer.position, app.standing.current) == (0, "r0"))
         assert "paused before" not in text_of(app.query_one("#tree"))
 
 
@@ -338,9 +323,10 @@ async def test_a_capture_that_is_read_has_a_bar_and_the_time_that_is_left():
 async def test_the_debuggers_prompt_moves_the_replay():
     viewer = replay(14)
     async with running(viewer) as (app, pilot):
-        await pilot.press("colon", *"goto", "space", "3", "enter")
+        await answered(pilot, "colon", "goto 3")
         assert viewer.history.steps[viewer.position].step == 3
-        await pilot.press(*"goto", "space", *"r1@5", "enter")
+        app.screen.query_one("#line").value = "goto r1@5"
+        await pilot.press("enter")
         assert viewer.position == viewer.history.requests["r1"].at(5)
         assert app.standing.current == "r1"  # as the key g does
         await pilot.press(*"break", "space", *"rej", "tab")

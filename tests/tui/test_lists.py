@@ -6,7 +6,6 @@ import pytest
 
 from specscope.debug.viewer import Viewer
 from specscope.trace.words import RequestRow, request_row
-from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.points_view import PointsPanel, PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodesPanel, StepScreen
@@ -14,18 +13,18 @@ from specscope.tui.widgets.listing import DOWN, UP, ListPanel, Order
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.tree import TreePanel
 
-from .sample import Maker, replay, running, until
+from .sample import Maker, answered, replay, running, until
 
 
 async def test_requests_are_filtered_and_all_shown_again():
     async with running(replay(20)) as (app, pilot):
         panel = app.query_one(RequestsPanel)
-        await pilot.press("slash", *"summar", "enter")
+        await answered(pilot, "slash", "summar")
         assert panel.names == ["r3"]
         assert "1 of 4" in "".join(text for text, _ in panel.sheet.title)
         await pilot.press("down")
         assert app.standing.current == "r3"
-        await pilot.press("slash", *["backspace"] * 6, "enter")
+        await answered(pilot, "slash", "")
         assert panel.names == ["r0", "r1", "r2", "r3"]
         await pilot.press("slash", *"zzz", "escape")
         assert panel.names == ["r0", "r1", "r2", "r3"]
@@ -60,17 +59,16 @@ async def test_breakpoints_are_added_filtered_sorted_and_taken_away():
     viewer = replay(4)
     viewer.debug("break reject")
     async with running(viewer) as (app, pilot):
-        await pilot.press("b", "a")
-        assert isinstance(app.screen, Ask)
-        await pilot.press(*"bonus", "enter")
-        await pilot.press("a", *"watch tau < 2".replace(" ", "␣"), "escape")
+        await pilot.press("b")
+        await answered(pilot, "a", "bonus")
+        await pilot.press("a", *"watch", "escape")
         assert isinstance(app.screen, PointsScreen)
         assert [point.text for point in app.viewer.points] == ["break reject", "break bonus"]
         viewer.debug("watch tau < 2")
         await pilot.press("O")
         panel = app.screen.query_one(PointsPanel)
         assert [point.number for point in panel.shown] == [3, 2, 1]
-        await pilot.press("slash", *"break", "enter")
+        await answered(pilot, "slash", "break")
         assert [point.number for point in panel.shown] == [2, 1]
         await pilot.press("down", "x")
         await pilot.pause()

@@ -100,7 +100,7 @@ async def test_an_answer_is_shown_for_the_node_that_was_asked_about_and_no_other
         assert "asking the engine" in text_of(place)
         step, name, node = engine.looked[-1]
         engine.node_view = node_view(name, step + 1, node)  # of another step
-        await pilot.pause(0.4)
+        app.look()
         assert NAMES[0] not in text_of(place)
         engine.node_view = node_view(name, step, node)
         await shown(pilot, place)
@@ -120,7 +120,7 @@ async def test_a_refusal_stands_where_the_answer_would():
         step, name, node = engine.looked[-1]
         engine.news.append(Answer("where", "step 3  r1@2"))  # nothing that only comes meanwhile is a refusal
         engine.news.append(LookRefused(step - 1, name, node, "another step is gone"))
-        await pilot.pause(0.4)
+        await until(pilot, lambda: not engine.news)  # they were heard
         assert "asking" in text_of(place)
         engine.news.append(LookRefused(step, name, node, "r1 is gone: its step cannot be computed again"))
         await until(pilot, lambda: "is gone" in text_of(place))

@@ -10,16 +10,18 @@ from rich.cells import cell_len
 from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.tui.look import Look
 from specscope.tui.screens.beside import BesideScreen, PlacesPanel
 from specscope.tui.screens.engine_view import EnginePanel, held, kv_map
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, StepScreen
 from specscope.tui.text import line_width
 from specscope.tui.widgets.lines import Lines
+from specscope.tui.widgets.node_view import node_facts
 from specscope.tui.widgets.prompt import hanging
 from specscope.tui.widgets.requests import RequestsPanel
 
-from .sample import forked, live, notes, replay, running, text_of, until
+from .sample import answered, forked, live, notes, replay, running, text_of, told, until
 
 
 async def test_going_to_a_request_and_to_its_step_by_name_and_by_arrows_in_its_timeline():
@@ -31,13 +33,14 @@ async def test_going_to_a_request_and_to_its_step_by_name_and_by_arrows_in_its_t
         assert "τ" in title
         assert "…" not in first[: first.index(f" {tokens} ")]
         request = app.viewer.history.requests["r2"]
-        await pilot.press("g", *"r2@3", "enter")
+        await answered(pilot, "g", "r2@3")
         assert (app.standing.current, app.viewer.position) == ("r2", request.at(3))
-        await pilot.press("g", *"r1@999", "enter")
+        await answered(pilot, "g", "r1@999")
         assert "has no step 999" in notes(app)[-1]
-        await pilot.press("g", *"r77", "enter")
+        await answered(pilot, "g", "r77")
         assert "neither a step nor a request" in notes(app)[-1]
-        await pilot.press("g", *"r1", "enter", "g", *"30", "enter")
+        for text in ("r1", "30"):
+            await answered(pilot, "g", text)
         assert app.standing.current == "r1"
         await pilot.press("r")
         assert isinstance(app.screen, RequestScreen)
@@ -51,46 +54,38 @@ async def test_going_to_a_request_and_to_its_step_by_name_and_by_arrows_in_its_t
         assert not isinstance(app.screen, RequestScreen)
 
 
-async def test_the_inspector_tells_of_every_node():
-    async with running(replay(14)) as (app, pilot):
-        await pilot.press("j", "d")
-        assert isinstance(app.screen, StepScreen)
-        await pilot.pause()
-        step = app.screen.last.part[1]
-        nodes, node = app.screen.query_one(NodesPanel), app.screen.query_one(NodePanel)
-        assert sorted(nodes.order) == list(range(len(step.tree) + 1))
-        await pilot.press(*["up"] * len(step.tree))
-        for at in nodes.order:
-            said = text_of(node)
-            if at == len(step.tree):
-                assert f"kind     {step.verdict.kind.value}" in said
-            else:
-                outcome = Outcome(int(step.verdict.outcome[at]))
-                assert {"untried": "not tried"}.get(outcome.name.lower(), outcome.name.lower()) in said.lower()
-                assert ("residual" in said) == (outcome is Outcome.REJECTED)
-            await pilot.press("down")
+def test_the_inspector_tells_of_every_node():
+    look = Look(replay(14), "r1")
+    step = look.part[1]
+    for at in range(len(step.tree) + 1):
+        said = told(node_facts(look, step, step.verdict, at, 60, 0))
+        if at == len(step.tree):
+            assert f"kind     {step.verdict.kind.value}" in said
+        else:
+            outcome = Outcome(int(step.verdict.outcome[at]))
+            assert {"untried": "not tried"}.get(outcome.name.lower(), outcome.name.lower()) in said.lower()
+            assert ("residual" in said) == (outcome is Outcome.REJECTED)
 
 
 @pytest.mark.parametrize("name", ["r1", "r3"])
-async def test_a_step_opens_at_the_node_that_ended_its_path(name):
-    async with running(replay(0), (80, 24)) as (app, pilot):
-        app.standing.pick(name)
-        await pilot.press("d")
-        nodes, request = app.screen.query_one(NodesPanel), app.viewer.history.requests[name]
-        for step, position in zip(request.steps, request.engine_steps, strict=True):
-            app.standing.goto(position)
-            if step.verdict is None:
-                continue
-            outcomes, path, parents = step.verdict.outcome, step.verdict.path, step.tree.parent
-            end = int(path[-1]) if len(path) else -1
-            failed = [n for n in range(len(step.tree)) if parents[n] == end and outcomes[n] == Outcome.REJECTED]
-            assert nodes.node == (failed[0] if failed else len(step.tree))  # the drafter's best of those, or the bonus
-            if len(step.tree) > 1:
-                await pilot.press("down" if nodes.picked == 0 else "up")
-                await pilot.pause()
-                picked = nodes.node
-                app.look()
-                assert nodes.node == picked  # it stays where it was put
+def test_a_step_opens_at_the_node_that_ended_its_path_and_stays_where_it_was_put(name):
+    viewer, nodes = replay(0), NodesPanel()
+    request = viewer.history.requests[name]
+    for step, position in zip(request.steps, request.engine_steps, strict=True):
+        viewer.goto(position)
+        nodes.draw(Look(viewer, name), 80, 20)
+        if step.verdict is None:
+            continue
+        assert sorted(nodes.order) == list(range(len(step.tree) + 1))
+        outcomes, path, parents = step.verdict.outcome, step.verdict.path, step.tree.parent
+        end = int(path[-1]) if len(path) else -1
+        failed = [n for n in range(len(step.tree)) if parents[n] == end and outcomes[n] == Outcome.REJECTED]
+        assert nodes.node == (failed[0] if failed else len(step.tree))  # the drafter's best of those, or the bonus
+        if len(step.tree) > 1:
+            nodes.action_pick(1 if nodes.picked == 0 else -1)
+            picked = nodes.node
+            nodes.draw(Look(viewer, name), 80, 20)
+            assert nodes.node == picked
 
 
 def hit_of(viewer, kind):
@@ -242,18 +237,17 @@ def test_wrapped_lines_of_a_table_stay_a_table(width):
         assert all(row.startswith(" " * 26) and row[26] != " " for row in rows[1:])
 
 
-@pytest.mark.parametrize("size", [(60, 20), (200, 60)], ids=str)
-async def test_every_screen_fits_every_size(size):
+@pytest.mark.parametrize(("size", "is_live"), [((60, 20), True), ((200, 60), False)], ids=str)
+async def test_every_screen_fits_every_size(size, is_live):
     viewer, engine = live(40, "paused")
     engine.forked = forked()
-    for opened in (viewer, replay(14)):
-        async with running(opened, size) as (app, pilot):
-            await pilot.press("j")
-            for key in ("", "d", "r", "b", "v", "a", "f", "question_mark", "colon"):
-                await pilot.press(*([key] if key else []))
-                await pilot.pause()
-                for lines in app.screen.query(Lines):
-                    assert "cannot draw" not in text_of(lines), (key, lines)
-                    assert all(line_width(line) <= max(lines.area.width, 1) for line in lines.sheet.lines), (key, lines)
-                if key:
-                    await pilot.press("escape")
+    async with running(viewer if is_live else replay(14), size) as (app, pilot):
+        await pilot.press("j")
+        for key in ("", "d", "r", "b", "v", "a", "f", "question_mark", "colon"):
+            await pilot.press(*([key] if key else []))
+            await pilot.pause()
+            for lines in app.screen.query(Lines):
+                assert "cannot draw" not in text_of(lines), (key, lines)
+                assert all(line_width(line) <= max(lines.area.width, 1) for line in lines.sheet.lines), (key, lines)
+            if key:
+                await pilot.press("escape")

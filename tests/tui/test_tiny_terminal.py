@@ -51,9 +51,14 @@ APPS = {
 }
 
 
-@pytest.mark.parametrize("size", SEEN, ids=str)
-async def test_the_palette(size):
-    await shown(ScopeApp(replay(14)), size, ["ctrl+p", "themes"])
+async def test_the_palette():
+    app = ScopeApp(replay(14))
+    async with app.run_test() as pilot:
+        app.home = len(app.screen_stack)
+        for size in SEEN:
+            await pilot.resize_terminal(*size)
+            for overlay in ("ctrl+p", "themes"):
+                await moved_about(app, pilot, overlay)
 
 
 @pytest.mark.slow
