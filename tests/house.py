@@ -56,8 +56,6 @@ FRAGMENTS: dict[str, int] = {
 }
 
 SLEEPS: dict[str, int] = {
-    "tests/serve/customers.py": 1,
-    "tests/test_lifetime.py": 4,
     "tests/vllm/test_debugger.py": 2,
     "tests/vllm/test_real_debug.py": 2,
 }

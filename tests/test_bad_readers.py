@@ -8,8 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specscope.cli.options import checked_endpoint, real_from, whole_from
-from specscope.cli.run import over_capture
 from specscope.debug.breakpoints import EventKind, types_of
+from specscope.debug.commands import Commands
+from specscope.debug.session import Session
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec, parse_row, read_prompts
 from specscope.errors import UserError
@@ -22,6 +23,7 @@ from tests import bad_inputs as bad
 from tests.support.samples import PLANTED
 
 FLAG = click.Option(["--number"])
+RECORDED = read_capture(PLANTED).history
 LINES = [b'{"prompt": "fine"}\n\n' + line + b"\n" for line in bad.LINES]
 ROWS = [b'{"prompt": "fine"}\n\n' + line + b"\n" for line in bad.ROWS]
 
@@ -66,7 +68,7 @@ def over(first, words=""):
     """A line of the console over a recording, behind another line."""
 
     def run(text):
-        commands = over_capture(PLANTED)
+        commands = Commands(Session(RECORDED))
         commands.run(first)
         commands.run(words + text)
 
@@ -182,6 +184,6 @@ rest = st.lists(
 @given(st.lists(st.tuples(names, rest).map(" ".join), max_size=12))
 @example(["break reject 0\n0"])
 def test_any_session_over_a_recording(lines):
-    commands = over_capture(PLANTED)
+    commands = Commands(Session(RECORDED))
     for line in lines:
         refusal(commands.run, line)

@@ -35,7 +35,9 @@ def test_what_is_made_of_the_code_is_up_to_date(made):
     assert made.PAGE.read_text() == made.page(), f"run python -m {made.__name__}, or make pages"
 
 
-def test_the_python_examples_run(capsys, monkeypatch):
+@pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_python_examples_run(small, tiny, capsys, monkeypatch):
+    """With a tiny target, and as they are, with the default one."""
     monkeypatch.chdir(ROOT)
     blocks = re.findall(r"```python\n(.*?)```", TEXT["docs/python.md"] + TEXT["docs/testing.md"], re.S)
     examples = [block for block in blocks if "class LastWords" not in block and "def typical" not in block]
@@ -51,6 +53,7 @@ def test_the_python_examples_run(capsys, monkeypatch):
         strict=True,
     ):
         assert len(example.strip().splitlines()) <= 12
+        example = example.replace("Engine(drafter", f"Engine(target={str(tiny)!r}, drafter") if small else example
         exec(compile(example, "docs/python.md", "exec"), {})
         assert printed in capsys.readouterr().out
 

@@ -4,6 +4,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,19 @@ HEAVY = (
 )
 
 
+@cache
+def imports_of(path):
+    """The import statements of a file, those inside functions and for types too."""
+    kinds = (ast.Import, ast.ImportFrom)
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+
+
 def imported(path):
-    """(module, line) of every import in a file, those inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """(module, line) of every import in a file."""
+    for node in imports_of(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             yield node.module, node.lineno
 
@@ -76,7 +84,7 @@ def test_no_torch_on_the_light_side():
 
 
 def test_no_circle_of_imports():
-    """Over all modules, those inside functions and for types too."""
+    """Over all modules."""
     files = {}
     for path in [*(ROOT / "specscope").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -86,10 +94,10 @@ def test_no_circle_of_imports():
     graph = {}
     for name, path in files.items():
         found = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in imports_of(path):
             if isinstance(node, ast.ImportFrom):  # of a package: its modules, else what it holds itself
                 found |= {m if (m := f"{node.module}.{alias.name}") in files else node.module for alias in node.names}
-            elif isinstance(node, ast.Import):
+            else:
                 found |= {alias.name for alias in node.names}
         graph[name] = found & set(files) - {name}
     graphlib.TopologicalSorter(graph).prepare()

@@ -18,6 +18,7 @@ def test_a_mistake_that_no_test_sees_is_not_caught(tmp_path, monkeypatch):
     (tmp_path / "made.py").write_text("ONE = 1\n")
     (tmp_path / "test_made.py").write_text("import made\n\ndef test_it():\n    assert made.ONE\n")
     made = {"file": "made.py", "text": "ONE = 1", "mistake": "ONE = 2", "test": "test_made.py"}
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # whose imports take seconds
     monkeypatch.setattr(mutations, "ROOT", tmp_path)
     monkeypatch.setattr(mutations, "rows", lambda: [made, made | {"mistake": "ONE = 0"}, made | {"text": "TWO"}])
     assert mutations.run([], tmp_path / "found.json") == 2

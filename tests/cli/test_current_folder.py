@@ -35,7 +35,7 @@ def installed(tmp_path_factory):
     ("words", "shows"),
     [
         (["watch", "--listen", "127.0.0.1:0"], b"127.0.0.1:"),
-        (["run", "abc", "--max-tokens", "3", "--ignore-eos", "--kv-memory", "0.01", "--target", "TINY"], b"ended"),
+        (["run", "abc", "--target", "TINY"], b" s  loading "),  # a model: torch is there
         (["serve", "--screen", "--port", "0", "--kv-memory", "0.01", "--target", "TINY"], b"specscope: serving "),
         (["vllm", "--screen", "--python", "PYTHON", "--", "serve"], b"its output"),
     ],
@@ -121,7 +121,7 @@ def test_the_module_of_a_drafter_of_ones_own_is_run_and_one_that_only_a_capture_
     run, theirs = (read_capture(folder / f"{name}.jsonl").history for name in ("mine", "theirs"))
     assert (run.run.drafter, run.run.tree, theirs.run.drafter) == ("last words", "4", "theirs:LastWords")
     assert any(len(part.tree) == 4 for step in run.steps for part in step.requests)
-    verbs = ("diagnose", "diagnose --only locate", "tune --check")
+    verbs = ("diagnose", "tune --check")
     assert len(several(*(f"{verb} theirs.jsonl --target {tiny}" for verb in verbs))[0]) == len(verbs)
 
 

@@ -1,7 +1,6 @@
 """A start: how the threads of an engine wait, by what else keeps the processors busy, and a line for each stage."""
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -16,17 +15,14 @@ from tests.waiting import HANG_SECONDS, until
 CHOOSE = """
 import json, os, sys
 from specscope.live.start import WAITING_NAMES, share_cores
-share_cores()
+for chosen in json.load(sys.stdin):
+    for name in WAITING_NAMES:
+        os.environ.pop(name, None)
+    os.environ |= chosen
+    share_cores()
+    print(json.dumps({name: os.environ[name] for name in WAITING_NAMES if name in os.environ}))
 assert "torch" not in sys.modules
-print(json.dumps({name: os.environ[name] for name in WAITING_NAMES if name in os.environ}))
 """
-
-
-def chosen(**extra):
-    env = {name: value for name, value in os.environ.items() if name not in WAITING_NAMES}
-    command = [sys.executable, "-c", CHOOSE]
-    ran = subprocess.run(command, env={**env, **extra}, capture_output=True, text=True, check=True)
-    return json.loads(ran.stdout)
 
 
 @contextmanager
@@ -43,10 +39,11 @@ def spinning(count):
 
 def test_threads_sleep_soon_where_the_processors_are_taken():
     """What the user chose stays."""
+    cases = [{}, *({name: "7"} for name in WAITING_NAMES)]
     with spinning(spare_processors() + 1):
-        assert chosen() == {"GOMP_SPINCOUNT": SPINS}
-        for name in WAITING_NAMES:
-            assert chosen(**{name: "7"}) == {name: "7"}
+        command, given = [sys.executable, "-c", CHOOSE], json.dumps(cases)
+        ran = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    assert [json.loads(line) for line in ran.stdout.splitlines()] == [{"GOMP_SPINCOUNT": SPINS}, *cases[1:]]
 
 
 COMPUTE = """

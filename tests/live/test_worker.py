@@ -30,8 +30,11 @@ def told(news):
 
 @pytest.fixture(scope="module")
 def worker(tiny):
-    config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, ngram_min=1, threads=1)
-    made = Worker(config, [PromptSpec("abc abc", PARAMS, raw=True)], PARAMS, {"raw": True}, paused=True)
+    config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1, threads=1)
+    prompt = SamplingParams(max_tokens=30, temperature=0.8, ignore_eos=True)
+    made = Worker(config, [PromptSpec("abcabcabcab", prompt, raw=True)], PARAMS, {"raw": True}, paused=True)
+    made.published = []
+    made.bus.subscribe(made.published.append, lossless=True)
     yield made
     made.close()
     assert made.status == "ended"
@@ -42,16 +45,27 @@ def session(worker):
     return Viewer(control=worker)
 
 
-def test_it_loads_paused_and_steps_one_at_a_time(worker, session):
+@pytest.fixture(scope="module")
+def ask(session):
+    """The answer to a line for the debugger."""
+
+    def asked(line):
+        session.debug(line)
+        wait(lambda: session.news, session)
+        return told(session.news.popleft())
+
+    return asked
+
+
+def test_it_loads_paused_and_steps_one_at_a_time(worker, session, ask):
     assert worker.progress
     wait(lambda: session.paused, session)
     assert session.history.steps == []
+    assert "nothing has run yet" in ask("fork seed=inf")
     for count in (1, 2, 3):
         session.forward()
         wait(lambda count=count: len(session.history.steps) == count, session)
-    session.debug("nonsense")
-    wait(lambda: session.news, session)  # whatever ran by itself would come before this answer
-    assert "unknown command" in told(session.news.popleft())
+    assert "unknown command" in ask("nonsense")  # whatever ran by itself would come before this answer
     assert len(session.history.steps) == 3
     assert session.position == 2
     session.back()
@@ -61,11 +75,51 @@ def test_it_loads_paused_and_steps_one_at_a_time(worker, session):
     assert session.history.run.target
 
 
+def test_the_debugger_over_a_pipe(worker, session, ask):
+    """Breakpoints stop the engine in its process; going back takes steps from the parent's history; they come again."""
+    session.goto_end()
+    assert ask("break draft") == "breakpoint 1: break draft"
+    wait(lambda: [point.text for point in session.points] == ["break draft"], session)
+    assert "write ==" in ask("break reject if depth = 1")  # a bad line does not end the run
+    session.debug("continue")
+    wait(lambda: session.news, session)
+    stop = session.news.popleft()
+    assert (stop.reason, stop.hits[0].text) == (StopReason.BREAKPOINT, "break draft")
+    assert stop_text(stop, session.history).startswith(f"breakpoint 1 (break draft) at step {stop.step}, r0\nstep ")
+    wait(lambda: session.paused, session)
+    wait(lambda: session.points[0].hits == 1, session)
+    ask("delete")
+    wait(lambda: session.points == (), session)
+    ask("next 4")
+    wait(lambda: len(session.history.steps) == stop.step + 5, session)
+    before = [[step.tokens() for step in record.requests] for record in session.history.steps]
+    where = ask("where")
+    ask("reverse-next 3")
+    wait(lambda: len(session.history.steps) == len(before) - 3, session)
+    ask("next 3")
+    wait(lambda: len(session.history.steps) == len(before), session)
+    assert [[step.tokens() for step in record.requests] for record in session.history.steps] == before
+    assert ask("where") == where
+    assert "the same tokens" in ask("fork tokens=6")
+    wait(lambda: worker.forked is not None, session)
+    assert worker.forked.outputs[0] == worker.forked.outputs[1] != []
+    session.goto(2)  # looking back moves nothing: what is asked is of the step in view
+    assert ask("where").startswith("step 2 ")
+    assert ask("info step").startswith("step 2")
+    assert ask("fork tokens=6").startswith("fork of r0@2: ")
+    assert (session.position, len(session.history.steps)) == (2, len(before))
+    assert ask("next").startswith(f"step 2 was in view; the run continues from step {len(before) - 1}, where")
+    wait(lambda: session.position == len(before), session)
+    ask("finish")
+    wait(lambda: session.history.requests["r0"].end is not None, session)
+    worker.bus.flush()
+    assert [record.step for record in worker.published] == list(range(len(session.history.steps)))
+
+
 def test_it_runs_to_the_end_and_waits_for_more(worker, session):
     session.toggle_pause()
     wait(lambda: worker.status == "idle", session)
-    wait(lambda: session.history.requests["r0"].end is not None, session)
-    assert len(session.history.requests["r0"].output()) == 20
+    assert len(session.history.requests["r0"].output()) == 30
     worker.ask("submit", "more")
     wait(lambda: "r1" in session.history.requests and session.history.requests["r1"].end, session)
 
@@ -88,6 +142,13 @@ def test_a_node_is_looked_at_wherever_the_engine_is(worker, session):
     assert worker.node_view.token == part.verdict.token
     assert worker.status in ("running", "idle")
     wait(lambda: worker.status == "idle", session)
+
+
+def test_one_that_is_killed_is_noticed(worker, session):
+    worker._process.kill()
+    wait(lambda: worker.status == "ended")
+    assert "ended with code" in worker.error
+    worker.ask("submit", "nobody hears")
 
 
 def test_a_model_that_cannot_load_is_an_error_in_a_line():
@@ -122,69 +183,6 @@ def test_what_libraries_print_is_kept_off_the_screens_terminal(tiny, tmp_path, m
     noisy.close()
     assert noisy.error == "the engine's process ended with code 3: illegal instruction"
     assert "".join(capfd.readouterr()) == ""
-
-
-def test_the_debugger_over_a_pipe(tiny):
-    """Breakpoints stop the engine in its process; going back takes steps from the parent's history; they come again.
-
-    A worker that is killed is noticed.
-    """
-    config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1, threads=1)
-    prompts = [PromptSpec("abcabcabcab", SamplingParams(max_tokens=30, temperature=0.8, ignore_eos=True), raw=True)]
-    worker = Worker(config, prompts, PARAMS, {"raw": True}, paused=True)
-    published = []
-    worker.bus.subscribe(published.append, lossless=True)
-    session = Viewer(control=worker)
-
-    def ask(line):
-        session.debug(line)
-        wait(lambda: session.news, session)
-        return told(session.news.popleft())
-
-    try:
-        assert ask("break draft") == "breakpoint 1: break draft"
-        wait(lambda: [point.text for point in session.points] == ["break draft"], session)
-        assert "write ==" in ask("break reject if depth = 1")  # a bad line does not end the run
-        assert "nothing has run yet" in ask("fork seed=inf")
-        session.debug("continue")
-        wait(lambda: session.news, session)
-        stop = session.news.popleft()
-        assert (stop.reason, stop.hits[0].text) == (StopReason.BREAKPOINT, "break draft")
-        assert stop_text(stop, session.history).startswith(f"breakpoint 1 (break draft) at step {stop.step}, r0\nstep ")
-        wait(lambda: session.paused, session)
-        wait(lambda: session.points[0].hits == 1, session)
-        ask("delete")
-        wait(lambda: session.points == (), session)
-        ask("next 4")
-        wait(lambda: len(session.history.steps) >= 5, session)
-        before = [[step.tokens() for step in record.requests] for record in session.history.steps]
-        where = ask("where")
-        ask("reverse-next 3")
-        wait(lambda: len(session.history.steps) == len(before) - 3, session)
-        ask("next 3")
-        wait(lambda: len(session.history.steps) == len(before), session)
-        assert [[step.tokens() for step in record.requests] for record in session.history.steps] == before
-        assert ask("where") == where
-        assert "the same tokens" in ask("fork tokens=6")
-        wait(lambda: worker.forked is not None, session)
-        assert worker.forked.outputs[0] == worker.forked.outputs[1] != []
-        session.goto(2)  # looking back moves nothing: what is asked is of the step in view
-        assert ask("where").startswith("step 2 ")
-        assert ask("info step").startswith("step 2")
-        assert ask("fork tokens=6").startswith("fork of r0@2: ")
-        assert (session.position, len(session.history.steps)) == (2, len(before))
-        assert ask("next").startswith(f"step 2 was in view; the run continues from step {len(before) - 1}, where")
-        wait(lambda: session.position == len(before), session)
-        ask("finish")
-        wait(lambda: session.history.requests["r0"].end is not None, session)
-        worker.bus.flush()
-        assert [record.step for record in published] == list(range(len(session.history.steps)))
-        worker._process.kill()
-        wait(lambda: worker.status == "ended")
-        assert "ended with code" in worker.error
-        worker.ask("submit", "nobody hears")
-    finally:
-        worker.close()
 
 
 def test_the_workers_loop_runs_on_the_stepper_and_not_on_the_session(tiny, monkeypatch):

@@ -4,9 +4,8 @@ import signal
 import subprocess
 import threading
 
-import httpx2
-
 from tests.processes import ENV, SPECSCOPE
+from tests.serve.running import http
 from tests.waiting import HANG_SECONDS, until
 
 BODY = {"prompt": "abcabc", "temperature": 0, "ignore_eos": True}
@@ -33,14 +32,14 @@ class Command:
     def stream(self, headers=None, **asked):
         """The lines of a stream, as they come."""
         how = {"json": {**BODY, "stream": True, **asked}, "headers": headers, "timeout": HANG_SECONDS}
-        with httpx2.stream("POST", self.url + "/v1/completions", **how) as answer:
+        with http.stream("POST", self.url + "/v1/completions", **how) as answer:
             for line in answer.iter_lines():
                 if line:
                     yield line.removeprefix("data: ")
 
     def gauge(self, name):
         """The sum of a metric's series."""
-        text = httpx2.get(self.url + "/metrics", timeout=HANG_SECONDS).text
+        text = http.get(self.url + "/metrics", timeout=HANG_SECONDS).text
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
 
     def end(self, *numbers):

@@ -151,20 +151,29 @@ async def shop(
 ) -> list[Told]:
     """So many customers, one request after another each, until there were so many or the time is over.
 
-    A customer who finds nobody there three times goes home.
+    A customer who is refused waits until another has an answer; one who finds nobody there three times goes home.
     """
     told: list[Told] = []
     until, left = time.monotonic() + seconds, iter(range(requests))
+    answered, asking = asyncio.Condition(), customers
 
     async def customer(client: httpx2.AsyncClient) -> None:
+        nonlocal asking
         closed = 0
         for _ in left:
-            told.append(await ask(client, draw(rng, longest, most)))
-            closed = closed + 1 if told[-1].status == 0 and told[-1].left_ns is None else 0
-            if told[-1].status in (0, 429) and told[-1].left_ns is None:
-                await asyncio.sleep(0.3)
+            told.append(one := await ask(client, draw(rng, longest, most)))
+            closed = closed + 1 if one.status == 0 and one.left_ns is None else 0
+            async with answered:
+                answered.notify_all()
+                if one.status == 429 and asking > 1:
+                    asking -= 1
+                    await answered.wait()
+                    asking += 1
             if closed == 3 or time.monotonic() > until:
-                return
+                break
+        async with answered:
+            asking -= 1
+            answered.notify_all()
 
     async with httpx2.AsyncClient(base_url=url, timeout=120) as client:
         await asyncio.gather(*(customer(client) for _ in range(customers)))

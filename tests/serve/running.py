@@ -10,6 +10,11 @@ from specscope.serve.server import Serving, bind
 from specscope.serve.service import ServeOptions
 from tests.waiting import HANG_SECONDS, wait_for
 
+# A client a call would load the certificates each time, in a twentieth of a second of the processor
+http = httpx2.Client(
+    verify=False, timeout=HANG_SECONDS, limits=httpx2.Limits(max_keepalive_connections=0), trust_env=False
+)
+
 
 class Running:
     """Serves from when it is made until `stop`."""
@@ -61,7 +66,7 @@ class Running:
         return len(self.serving.service.router)
 
     def post(self, path, body, **options):
-        return httpx2.post(self.url + path, json=body, timeout=HANG_SECONDS, **options)
+        return http.post(self.url + path, json=body, **options)
 
     def complete(self, prompt="abcabcab", **asked):
         return self.post("/v1/completions", {"prompt": prompt, "temperature": 0, "max_tokens": 8, **asked})

@@ -15,7 +15,7 @@ from specscope.remote.http import Limits
 from specscope.serve.requests import REFUSED
 from specscope.serve.server import bind
 from specscope.serve.service import ServeOptions
-from tests.serve.running import running
+from tests.serve.running import http, running
 from tests.waiting import HANG_SECONDS, wait_for
 
 LONG = {"max_tokens": 400, "ignore_eos": True}
@@ -54,8 +54,8 @@ def request(body, length=None, extra=""):
 def test_errors_have_one_shape(server):
     cases = {
         404: server.post("/v1/nothing", {}),
-        405: httpx2.get(server.url + "/v1/completions"),
-        415: httpx2.post(server.url + "/v1/completions", content=b"{}", headers={"content-type": "text/plain"}),
+        405: http.get(server.url + "/v1/completions"),
+        415: http.post(server.url + "/v1/completions", content=b"{}", headers={"content-type": "text/plain"}),
         400: server.complete(prompt="x", top_p=0),
     }
     for status, answer in cases.items():
@@ -115,7 +115,7 @@ def test_the_key(strict, caplog):
         answer = strict.post("/v1/completions", {"prompt": "x"}, headers=headers)
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert strict.post("/v1/completions", {"prompt": "x"}, headers=strict.key).status_code == 200
-    assert httpx2.get(strict.url + "/health").status_code == 200
+    assert http.get(strict.url + "/health").status_code == 200
     assert "sesame" not in caplog.text
 
 
@@ -140,8 +140,8 @@ def test_an_oversized_body_is_refused_before_it_is_read(strict):
 def test_a_web_page_cannot_use_it(server, headers):
     for answer in (
         server.post("/v1/completions", {"prompt": "x"}, headers=headers),
-        httpx2.get(server.url + "/v1/models", headers=headers),
-        httpx2.get(server.url + "/metrics", headers=headers),
+        http.get(server.url + "/v1/models", headers=headers),
+        http.get(server.url + "/metrics", headers=headers),
     ):
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, 403)
     tunnel = {"host": "localhost:9", "origin": "http://localhost:9"}
@@ -153,11 +153,11 @@ def test_a_body_says_what_it_is(server):
     body = b'{"prompt": "x", "max_tokens": 1}'
     kinds = [{}, *({"content-type": kind} for kind in ("", "text/plain", "application/x-www-form-urlencoded"))]
     for headers in kinds:
-        answer = httpx2.post(server.url + "/v1/completions", content=body, headers=headers)
+        answer = http.post(server.url + "/v1/completions", content=body, headers=headers)
         assert answer.status_code == 415
         assert answer.json()["error"]["message"] == "the content type must be application/json"
     for kind in ("application/json", "Application/JSON; charset=utf-8"):
-        answer = httpx2.post(server.url + "/v1/completions", content=body, headers={"content-type": kind})
+        answer = http.post(server.url + "/v1/completions", content=body, headers={"content-type": kind})
         assert answer.status_code == 200
 
 
@@ -178,7 +178,7 @@ def test_bodies_that_never_end_take_what_there_is_for_all_of_them(served_engine)
 
 def count(server, reason):
     """Requests that were refused for this reason."""
-    lines = httpx2.get(server.url + "/metrics").text.splitlines()
+    lines = http.get(server.url + "/metrics").text.splitlines()
     found = [line for line in lines if line.startswith("vllm:admission_rejections_total{") and reason in line]
     return float(found[0].split()[-1]) if found else 0
 
@@ -266,9 +266,9 @@ def test_others_are_not_stalled_by_what_is_refused(server, monkeypatch):
     try:
         assert begun.acquire(timeout=HANG_SECONDS)
         for _ in range(10):
-            assert httpx2.get(server.url + "/health", timeout=HANG_SECONDS / 2).status_code == 200
+            assert http.get(server.url + "/health", timeout=HANG_SECONDS / 2).status_code == 200
     finally:
         others.set()
     while any(thread.is_alive() for thread in threads):
-        assert httpx2.get(server.url + "/health", timeout=HANG_SECONDS).status_code == 200
+        assert http.get(server.url + "/health", timeout=HANG_SECONDS).status_code == 200
     assert [answer.status_code for answer in answers] == [400] * 3

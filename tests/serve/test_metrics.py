@@ -1,12 +1,11 @@
 """The page at /metrics, over HTTP: its two forms, and what vLLM's dashboard asks of it."""
 
-import httpx2
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from specscope.trace.metrics import OPENMETRICS
-from tests.serve.running import running
+from tests.serve.running import http, running
 from tests.support.commands import run_here
 from tests.waiting import until
 
@@ -28,7 +27,7 @@ DASHBOARD = {
 
 
 def page(server, accept):
-    answer = httpx2.get(server.url + "/metrics", headers={"accept": accept})
+    answer = http.get(server.url + "/metrics", headers={"accept": accept})
     assert answer.status_code == 200
     return answer.text, answer.headers["content-type"]
 

@@ -8,13 +8,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx2
 import pytest
 import yaml
 
 from specscope.trace.history.stats import measure
 from specscope.trace.wire.reading import read_capture
 from tests.serve.command import BODY, Command
+from tests.serve.running import http
 from tests.serve.test_metrics import DASHBOARD
 from tests.support.prometheus import binary, prometheus
 from tests.waiting import HANG_SECONDS, until
@@ -55,7 +55,7 @@ def ask(server, number):
     """One request; the last one has a caller's span."""
     body = {**BODY, "prompt": "abcabc" * (1 + number), "max_tokens": 8 + 4 * number}
     headers = {"traceparent": f"00-{CALLER}-b7ad6b7169203331-01"} if number == REQUESTS - 1 else {}
-    httpx2.post(server.url + "/v1/completions", json=body, headers=headers, timeout=HANG_SECONDS).raise_for_status()
+    http.post(server.url + "/v1/completions", json=body, headers=headers, timeout=HANG_SECONDS).raise_for_status()
 
 
 def test_no_query_of_the_page_is_left_out():

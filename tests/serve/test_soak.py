@@ -34,7 +34,7 @@ def server(request, tmp_path):
     is_tiny = request.param == "tiny"
     model = [*SMALL, write_tiny_model(tmp_path / "tiny", vocab=259, layers=10)] if is_tiny else REAL
     made = Command(tmp_path / "soak.jsonl", *HOW, *model, model=None)
-    made.asked = (300, 64, 60, 100.0) if is_tiny else (600, 64, 20_000, 1200.0)
+    made.asked = (300, 64, 30, 100.0) if is_tiny else (600, 64, 20_000, 1200.0)
     yield made
     made.close()
 
