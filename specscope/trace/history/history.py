@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from specscope.errors import UserError
@@ -17,6 +17,7 @@ from specscope.trace.checked import short, whole
 from specscope.trace.history.stats import Acceptance, mean_tau
 from specscope.trace.history.totals import Item, RunningTotals, Undrafted, why_undrafted
 from specscope.trace.record.aggregate import RequestFigures
+from specscope.trace.record.declared import made
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
@@ -312,7 +313,7 @@ class History:
     def _stored(self, record: StepRecord) -> StepRecord:
         """The record with its request steps among those of the run, known from now on."""
         rows = [self.parts.append(part) for part in record.requests]
-        self._known[record.step] = stored = replace(record, requests=PartViews(self.parts, rows))
+        self._known[record.step] = stored = made(StepRecord, {**vars(record), "requests": PartViews(self.parts, rows)})
         self._bytes += _own_weight(record)
         return stored
 

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, overload
 
@@ -85,6 +85,15 @@ class FieldColumns:
     def fields(self, row: int) -> dict[str, Any]:
         values = {name: self.field(row, name) for name in (*self.numbers, *self.words, *self.arrays)}
         return values | {name: values[name].reshape(shapes[row]) for name, shapes in self.shapes.items()}
+
+    def each(self) -> list[dict[str, Any]]:
+        """The fields of every record: sooner than of one after another."""
+        columns = {name: column.tolist() for name, column in self.numbers.items()} | self.words
+        for name, flat in self.arrays.items():
+            columns[name] = [flat[begin:end] for begin, end in pairwise(self.ends[name].tolist())]
+        for name, shapes in self.shapes.items():
+            columns[name] = [array.reshape(shape) for array, shape in zip(columns[name], shapes, strict=True)]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def field(self, row: int, name: str) -> Any:  # noqa: ANN401 - as the record has it
         """One field of a record; an array of two dimensions row after row."""

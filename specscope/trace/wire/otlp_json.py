@@ -146,7 +146,8 @@ def elements(raw: Raw) -> list[Any]:
         return [element.int_value for element in values]
     if values and values[0].double_value is not UNSET:
         return [element.double_value for element in values]
-    return [_scalar(element) for element in values]
+    texts = [element.string_value for element in values]
+    return texts if UNSET not in texts else [_scalar(element) for element in values]
 
 
 def all_elements(arrays: Sequence[Any], *, floats: bool) -> tuple[list[Any], NDArray[np.int64]] | None:

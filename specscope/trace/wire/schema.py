@@ -237,8 +237,8 @@ class SpanKind(NamedTuple):
             tells = [not begins or any(name.startswith(begins) for name in each) for each in attributes]
             rows = [row for row, told in enumerate(tells) if told]
             table = read_table(record, [attributes[row] for row in rows], nameless=nameless, only=self.only)
-            for place, row in enumerate(rows):
-                spans[row][record] = made(record, table.fields(place))
+            for row, fields in zip(rows, table.each(), strict=True):
+                spans[row][record] = made(record, fields)
         for span in spans:
             self.check(span)
         return spans
