@@ -179,6 +179,30 @@ def _located(case: Case, check: Finding, formula: Formula) -> Located:
     return Located(operation, text, looks, smallest, check.example, explained, check.failed, unit, proof=Proof.ROWS)
 
 
+CUTS = ("min-p", "top-k", "top-p")  # checks of what has a probability by recorded ranks, logits and sums
+
+
+def located_cut(case: Case) -> Located | None:
+    """The rule that left other tokens than its parameter says, by what is recorded; None where none did."""
+    failed = (check for name in CUTS if (check := case.checks.get(name)) is not None and check.failed)
+    check = max(failed, key=attrgetter("failed"), default=None)
+    if check is None:
+        return None
+    operation = Operation(Stage.SAMPLING, check.name, f"the target: {check.name}")
+    text = f"p has other tokens than {check.name} leaves at {check.failed:,} of {plural(check.tested, check.unit)}"
+    smallest, explained = f"{check.example}: {check.detail}", (check.failed, check.failed, check.unit)
+    looks = _other_k(case.evidence, check) if check.name == "top-k" else ""
+    return Located(operation, text, looks, smallest, check.example, *explained, proof=Proof.ROWS)
+
+
+def _other_k(c: Columns, check: Finding) -> str:
+    """The k that leaves just the tokens that have a probability; "" where none does, or requests differ in theirs."""
+    k, rank = c.parameter("top_k"), c.parents.rank
+    most, asked = int(rank[check.wrong].max()), np.unique(k)
+    is_whole = len(asked) == 1 and check.failed >= NEARLY * ((rank > k) & (rank <= most)).sum()
+    return f"top-k with {most} tokens, not {asked[0]:g}" if is_whole else ""
+
+
 REUSED = {  # by the check of verify that fails, whose coin it is
     "coins unequal": "the coin of another draw or trial of the same step",
     "coins over steps": "the coin of another position of the request",

@@ -234,12 +234,16 @@ def _inside_vllm(ask: Question, found: Location) -> None:
 
 def _sampling(ask: Question, found: Location) -> None:
     """From logits to p and q."""
+    from specscope.analyze.locate.formulas import located_cut
+
     walked, session = {item.operation.stage for item in found.located}, ask.session
     for name, model in (("p", Stage.TARGET), ("q", Stage.DRAFTER))[: 1 + (session.options.draft is not None)]:
         sampled = session.q if name == "q" else session.p
         checks = [item for item in session.audited.findings if item.name in OF_RULES[name]]
         if sampled is not None and not (sampled.what.startswith("raw") and model in walked):  # else that is why
             found.located += (sampled.located,)
+        elif name == "p" and (cut := located_cut(session.case)) is not None:
+            found.located += (cut,)
         elif (tested := sum(check.tested for check in checks)) and not any(check.failed for check in checks):
             tokens = plural(tested, "token")
             found.ruled_out += (f"the sampling rules: {name} of {tokens} is what they make of the logits",)

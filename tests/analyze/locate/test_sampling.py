@@ -20,7 +20,7 @@ from specscope.analyze.audit.model.rows import Models, rows_of
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.locate.decided import decide
-from specscope.analyze.locate.formulas import located_draws, located_formulas
+from specscope.analyze.locate.formulas import located_cut, located_draws, located_formulas
 from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.rules import located_verdicts, search_sampling
 from specscope.analyze.locate.model.sampling import RIGHT, Places, RuledRows
@@ -72,6 +72,14 @@ PLANTED = {  # by the words of the variant: drafter, parameters, what is planted
     "bfloat16": ("early chain", WARM, planted.in_bfloat16, "softmax"),
     "top-p before top-k": ("early tree", CUTS, planted.top_k_last, "top-p"),
     "the penalties applied twice": ("model chain", PENALISED, planted.penalties_twice, "penalties"),
+    "the inverse of the repetition penalty": (
+        *("model chain", {**WARM, "repetition_penalty": 1.4}),
+        *(params_of(lambda params: {"repetition_penalty": 1 / params.repetition_penalty}), "repetition penalty"),
+    ),
+    "the frequency penalty with the other sign": (
+        *("model chain", {**WARM, "frequency_penalty": 0.4}),
+        *(params_of(lambda params: {"frequency_penalty": -params.frequency_penalty}), "frequency penalty"),
+    ),
     "logit bias left out": ("early chain", BIASED, planted.no_bias_in_the_draft, "logit bias"),
     "top-p left out": ("early tree", TOP_P, planted.no_top_p_in_some_rows, "top-p"),
     "top-p left out, where the token is bonus": ("model chain", TOP_P, planted.bonus_without_top_p, "top-p"),
@@ -100,6 +108,15 @@ def test_what_a_verdict_takes_in_place_of_its_ratio_is_located(tmp_path):
     assert found.operation.name == "acceptance"
     assert "p instead of p / q" in found.looks, found.sentence
     assert found.explained >= 0.9 * found.differing
+
+
+def test_a_cut_is_located_by_what_is_recorded(tmp_path):
+    setting = Setting("early tree", {"temperature": 1.1, "top_k": 6}, requests=4, tokens=30)
+    fault = Fault("planted", Cause.RULES_WRONG, params_of(lambda params: {"top_k": params.top_k + 2}), "")
+    found = located_cut(case_of(history(record(setting, tmp_path / "run.jsonl", fault))))
+    assert (found.operation.name, found.looks) == ("top-k", "top-k with 8 tokens, not 6")
+    assert found.explained == found.differing > 0
+    assert located_cut(case_of(history(record(setting, tmp_path / "healthy.jsonl")))) is None
 
 
 @pytest.mark.slow

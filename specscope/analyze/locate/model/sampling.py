@@ -411,8 +411,12 @@ def _reordered(active: Sequence[str]) -> Iterator[RuleChange]:
 
 def _values(rows: RuledRows, active: Sequence[str]) -> Iterator[RuleChange]:
     """Parameters that are off, or another row's."""
-    if TEMPERATURE in active:
-        yield RuleChange("the inverse of the temperature", TEMPERATURE, changed(TEMPERATURE, lambda t: 1 / t))
+    for rule in (TEMPERATURE, PENALTIES[0]):
+        if rule in active:
+            yield RuleChange(f"the inverse of the {rule}", rule, changed(rule, lambda value: 1 / value))
+    for rule in PENALTIES[1:]:
+        if rule in active:
+            yield RuleChange(f"the {rule} with the other sign", rule, changed(rule, lambda value: -value))
     if TOP_K in active:
         yield RuleChange("top-k with one more token", TOP_K, changed(TOP_K, lambda k: k + (k > 0).float()))
         yield RuleChange("top-k with one token less", TOP_K, changed(TOP_K, lambda k: k - (k > 1).float()))
