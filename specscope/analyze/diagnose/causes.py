@@ -118,8 +118,8 @@ class Cause(Enum):
         {D: SEEN, T: SEEN},
     )
     LOGITS_SCALED = (
-        "a model's logits are scaled on their way to the softmax",
-        "what multiplies or divides logits: a temperature applied twice, a scale of the head, a wrong tied weight",
+        "a model's logits are changed on their way to the softmax",
+        "what scales, caps, rounds or moves logits: a temperature applied twice, a scale, cap or bias, a wrong tied weight",
         (*TARGET, *DRAFTER, *RULED, *OF_Q),
         {T: OUT, D: OUT, S: ANY},
     )

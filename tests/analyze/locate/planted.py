@@ -11,7 +11,7 @@ from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.verify import batch as inputs
 from specscope.speculate.verify import distribution, host, match, traversal, verifier
-from tests.faults.fault import replaced
+from tests.faults.fault import in_phase, replaced
 from tests.faults.planted.rules import params_of
 
 
@@ -32,6 +32,16 @@ def softmax(change):
         replaced(tree_builder, "all_probabilities")(as_before)(patch, engine)
 
     return install
+
+
+def logits(change):
+    """What the target's logits [n, V] become before they are judged."""
+
+    def changed(engine, now):
+        for turn in now.turns:
+            turn.logits = None if turn.logits is None else change(turn.logits)
+
+    return in_phase("verify", changed, before=True)
 
 
 @softmax

@@ -151,13 +151,16 @@ class Match:
     def gain(self, right: Match) -> float:
         """How much of what differs without any mistake (`right`) is explained: 1 all of it, 0 nothing.
 
-        By the parents that differ; where rounding hides these, by how far probabilities are off.
+        By the parents that differ; where rounding hides these, by how far probabilities are off: one parent or two
+        come out by chance.
         """
         if not self.total or not right.total:
             return 0.0
         counted = (self.share - right.share) / (1 - right.share) if right.share < 1 else 0.0
-        hidden = right.share >= 0.9 and right.mean > 0
-        return max(counted, 1 - self.mean / right.mean) if hidden else counted
+        if right.share < 0.9 or not right.mean:
+            return counted
+        closer = 1 - self.mean / right.mean
+        return closer if right.differ < ENOUGH else max(counted, closer)
 
     def __add__(self, other: Match) -> Match:
         return Match(self.same + other.same, self.total + other.total, self.off + other.off)

@@ -484,7 +484,12 @@ def dials(rows: RuledRows, *, logits_right: bool) -> list[Dial]:
     if not logits_right:
         made.append(dial("the logits times {:.3g}", LOGITS, times, 0.1, 10.0))
         made.append(dial("a soft cap of {:.3g} on the logits", LOGITS, _capped, 1.0, 100.0, 31))
+        made.append(dial("logits rounded to multiples of {:.3g}", LOGITS, _rounded, 1 / 64, 4.0, 25))
     return made
+
+
+def _rounded(step: float) -> Changing:
+    return lambda rows: (rows / step).round() * step
 
 
 def _capped(cap: float) -> Changing:

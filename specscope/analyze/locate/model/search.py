@@ -23,6 +23,7 @@ from specscope.analyze.locate.model.sampling import (
     ROWS,
     RuleChange,
     RuledRows,
+    changed,
     changes,
     cut,
     dials,
@@ -40,6 +41,7 @@ SPAN = 4.0  # in log odds, over which probabilities lie that a wrong variant giv
 OF_CHOICE = 0.3  # how often a wrong variant of a greedy request has the choice that is recorded
 CHANCE = 1e-3  # that any variant which was tried explains as much, where rows may be right or as it has them
 FINE = 1e-7  # probabilities nearer than this are the same, while a number is fitted
+FIGURES, SWEEPS = 5, 30  # of each token, at least, that tell its offset; sweeps of the fit
 ROUNDS = 9  # in which a number is fitted ever more finely
 
 Array = NDArray[np.float64]
@@ -204,7 +206,25 @@ class Search:
         made += [cut(first) for first in sorted(cuts) if self.first <= first < self.rows.vocab and first]
         if not self.few or bool(self.greedy[self.few].all()):
             return made
-        return [*made, *(self._fitted(*dial) for dial in dials(self.rows, logits_right=self.logits_right))]
+        made += [self._fitted(*dial) for dial in dials(self.rows, logits_right=self.logits_right)]
+        return made if self.logits_right or not self.rows.what.startswith("raw") else [*made, *self._offsets()]
+
+    def _offsets(self) -> list[RuleChange]:
+        """An offset that each token has in all rows: a bias of the last layer. Least squares, with a level of each row;
+        none where there are too few figures to tell it from chance."""
+        rows, tokens = (np.array([getattr(item, name) for item in self.items]) for name in ("row", "token"))
+        told = (self.recorded > LEAST) & (self.right > LEAST)
+        rows, tokens, away = rows[told], tokens[told], np.log(self.recorded[told] / self.right[told])
+        of_rows, of_tokens = np.bincount(rows), np.bincount(tokens, minlength=self.rows.vocab)
+        if FIGURES * int((of_tokens > 0).sum()) > len(rows):
+            return []
+        offsets = np.zeros(len(of_tokens))
+        for _ in range(SWEEPS):
+            level = np.bincount(rows, away - offsets[tokens]) / np.maximum(of_rows, 1)
+            offsets = np.bincount(tokens, away - level[rows], len(of_tokens)) / np.maximum(of_tokens, 1)
+        moved, apart = torch.from_numpy(offsets).float(), float(np.ptp(offsets[of_tokens > 0]))
+        name = f"an offset of each token on the logits, up to {apart:.3g} apart"
+        return [RuleChange(name, LOGITS, changed(LOGITS, lambda logits: logits + moved), fitted=True)]
 
     def _fitted(self, dial: Callable[[float], RuleChange], values: list[float]) -> RuleChange:
         """The change with the number that comes nearest to what was recorded of the few."""
