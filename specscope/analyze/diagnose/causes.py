@@ -119,7 +119,7 @@ class Cause(Enum):
     )
     LOGITS_SCALED = (
         "a model's logits are changed on their way to the softmax",
-        "what scales, caps, rounds or moves logits: a temperature applied twice, a scale, cap or bias, a wrong tied weight",
+        "what scales, caps, rounds or moves logits: a temperature applied twice, a scale, a cap, a bias, a tied weight",
         (*TARGET, *DRAFTER, *RULED, *OF_Q),
         {T: OUT, D: OUT, S: ANY},
     )

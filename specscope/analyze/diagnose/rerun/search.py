@@ -282,10 +282,11 @@ def _explained(asked: Rerun, known: Sequence[Mistake], first: Mapping[str, int])
     where = f", where {plural(len(begins), 'request')} first differ" + "s" * (len(begins) == 1)
     visit = min((steps[-1].visit for steps in begins), key=lambda visit: (visit.record.step, visit.row))
     for place, (cause, (share, name, match)) in enumerate(ranked):
-        if match.share >= NEARLY or (not place and share >= least):
-            count = min(max(round(share * right.differ), 0), right.differ)
+        if share >= HALF and (match.share >= NEARLY or (not place and share >= least)):
+            of = right.differ or right.total  # rounding hides which differ
             line = f"{what} {name} at {match} parents, without it at {right}{where}"
-            suspects.append(Suspect(cause, Proof.ROWS, (line,), visit.reference(), count, right.differ, rerun=True))
+            counts = min(max(round(share * of), 0), of), of
+            suspects.append(Suspect(cause, Proof.ROWS, (line,), visit.reference(), *counts, rerun=True))
     if suspects or asked.first or not asked.drafter:
         return suspects
     return _explained(replace(asked, first=True), known, first)  # later passes may read what the first one wrote

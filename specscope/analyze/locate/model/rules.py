@@ -45,7 +45,7 @@ from specscope.trace.record.records import FinalKind, Outcome, ParentNotes
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 
-LEAST = 3  # tokens that tell whose row it is
+LEAST, CLEAR = 3, 3.0  # tokens that tell whose row it is; deviations above what chance gives
 KIND_NAMES = {NODE: "drafted", BONUS: "bonus", RECOVERED: "recovered", TARGET: "the target's"}
 GROUPS = OF_OTHERS, OF_NODES, OF_BEFORE = (
     "another request of the same step",
@@ -204,14 +204,17 @@ def _elsewhere(search: Search, side: str) -> SampledFault | None:
     what, places = search.rows.what, search.rows.places
     bad = [i for i in np.flatnonzero(search.wrong & ~search.fits_right).tolist() if _is_telling(search.items[i])]
     p, found = search.rows.distributions(RIGHT, range(len(places.every))), {name: list[int]() for name in GROUPS}
+    chances: dict[str, list[float]] = {name: [] for name in GROUPS}  # that one of the rows fits an item, by group
     for i in bad if len(bad) >= LEAST else ():
         for name, rows in _near(places, search.items[i]).items():
             same = [i] * len(rows)
+            chances[name].append(1 - float(1 - search.chances[i]) ** len(rows))
             if rows and search.fits(search.values(p, rows, same), same).any():
                 found[name].append(i)
     whose, same = max(found.items(), key=lambda pair: len(pair[1]))
     count, known, wrong = len(same), len(bad), int(search.wrong.sum())
-    if count < LEAST or len({i for some in found.values() for i in some}) <= 0.5 * known:
+    by_chance = sum(chances[whose]) + CLEAR * math.sqrt(sum(chance * (1 - chance) for chance in chances[whose]))
+    if count < max(LEAST, by_chance) or len({i for some in found.values() for i in some}) <= 0.5 * known:
         return None
     item, tokens = search.items[same[0]], plural(wrong, "token")
     sentence = f"{what} is not its own row's at {tokens}; for {known:,} of them the source can be found; at "

@@ -133,6 +133,7 @@ class Search:
         names = ("wrong", "recorded", "slack", "greedy", "drawn")
         arrays = (np.array([getattr(item, name) for item in items]) for name in names)
         self.wrong, self.recorded, self.slack, self.greedy, self.drawn = arrays
+        self.chances = np.where(self.greedy, OF_CHOICE, np.minimum(self.slack / SPAN, 1))  # that a wrong value fits
         self.right = self.predicted(None)
         self.fits_right = self.fits(self.right)
         self.differ = self.wrong & ~self.fits_right
@@ -304,8 +305,7 @@ class Search:
         met by chance about as often as its slack is of the span of log odds; 0 and 1 are met by many."""
         middling = np.where(self.greedy, self.recorded == 1, (self.recorded > 1e-4) & (self.recorded < TELLING))
         hits = self.differ & variant.fits & middling & ~self.drawn
-        chance = np.where(self.greedy, OF_CHOICE, np.minimum(self.slack / SPAN, 1))[hits]
-        return bool(np.log(chance).sum() + np.log(max(self.tried, 1)) < np.log(CHANCE))
+        return bool(np.log(self.chances[hits]).sum() + np.log(max(self.tried, 1)) < np.log(CHANCE))
 
     def _same(self, variant: RuleVariant, other: RuleVariant) -> bool:
         """Whether two variants give the same for all items."""
