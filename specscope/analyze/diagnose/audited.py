@@ -80,10 +80,14 @@ def from_audit(case: Case, audit: Audit) -> Iterator[Suspect]:
         yield from _at_another_place(case, drafter)
     if "head's embedding" in failed:
         yield _shown(failed["head's embedding"], Cause.HEAD_EMBEDDING)
-    if FED in failed and ALIKE in failed[FED].about:
-        looks = f"look like {failed[FED].about.rpartition(ALIKE)[2]}"
-        line = f"in {counted(failed[FED])} the rows that fed the head {looks}"
-        yield Suspect(Cause.DRAFTER_FED, Proof.ROWS, (line,), failed[FED].example)
+    if FED in failed and (ALIKE in failed[FED].about or target is None):
+        _, alike, other = failed[FED].about.rpartition(ALIKE)
+        looks = f"look like {other}" if alike else "have other norms than the target's hidden states"
+        line, proof = (
+            f"in {counted(failed[FED])} the rows that fed the head {looks}",
+            Proof.ROWS if alike else Proof.SUM,
+        )
+        yield Suspect(Cause.DRAFTER_FED, proof, (line,), failed[FED].example)
     if DRAWS in failed and "draft p" in passed:
         yield from _draws(case, failed[DRAWS], passed["draft p"])
 
