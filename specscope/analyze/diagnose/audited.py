@@ -83,11 +83,8 @@ def from_audit(case: Case, audit: Audit) -> Iterator[Suspect]:
     if FED in failed and (ALIKE in failed[FED].about or target is None):
         _, alike, other = failed[FED].about.rpartition(ALIKE)
         looks = f"look like {other}" if alike else "have other norms than the target's hidden states"
-        line, proof = (
-            f"in {counted(failed[FED])} the rows that fed the head {looks}",
-            Proof.ROWS if alike else Proof.SUM,
-        )
-        yield Suspect(Cause.DRAFTER_FED, proof, (line,), failed[FED].example)
+        line = f"in {counted(failed[FED])} the rows that fed the head {looks}"
+        yield Suspect(Cause.DRAFTER_FED, Proof.ROWS if alike else Proof.SUM, (line,), failed[FED].example)
     if DRAWS in failed and "draft p" in passed:
         yield from _draws(case, failed[DRAWS], passed["draft p"])
 

@@ -106,8 +106,8 @@ class Cause(Enum):
         {T: SEEN},
     )
     MASK_SIBLINGS = (
-        "the tree's attention mask shows a node tokens that it must not see",
-        "a node may see the context, its ancestors and itself; no siblings and no other branch",
+        "the tree's attention mask is wrong",
+        "what each node sees: the context with the root, its ancestors and itself; all of these, and nothing else",
         (*TARGET, *DRAFTER),
         {T: SEEN, D: SEEN},
     )

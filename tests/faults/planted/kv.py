@@ -52,6 +52,11 @@ def parents_alone(segment, pending, tree):
     segment.mask[pending:, pending:] = tree.ancestors & near
 
 
+def root_unseen(segment, pending, tree):
+    """Nodes do not see the root."""
+    segment.mask[pending:, pending - 1] = False
+
+
 def at_the_root(segment, pending, tree):
     """Every node has the position of the first level."""
     segment.positions[pending:] = segment.context + pending
@@ -154,6 +159,7 @@ FAULTS = [
     Fault("mask is causal", Cause.MASK_SIBLINGS, changed_segment(causal), "eagle tree warm"),
     Fault("positions by index", Cause.ROTARY_POSITIONS, changed_segment(by_index), "model tree warm"),
     Fault("parents alone", Cause.MASK_SIBLINGS, changed_segment(parents_alone), "model chain"),
+    Fault("root unseen", Cause.MASK_SIBLINGS, changed_segment(root_unseen), "model tree"),
     Fault("depth twice", Cause.ROTARY_POSITIONS, changed_segment(depth_twice), "model chain"),
     Fault("positions all alike", Cause.ROTARY_POSITIONS, changed_segment(at_the_root), "eagle chain"),
     Fault("chunks from zero", Cause.TARGET_KV, chunks_from_zero, "model chain chunks", rare=0),

@@ -39,6 +39,7 @@ class TreeMistake:
     keep: Keep = lambda path, tree: path
     fed: Callable[[Step], Sequence[int]] = lambda step: step.text  # the tokens of the text as they are fed
     unseen: int = 0  # first tokens that nothing behind them sees
+    rootless: bool = False  # nodes do not see the root
     known: int | None = None  # the model chooses among this many first tokens only
     late: bool = False  # each draft comes from the tokens without the last one
 
@@ -85,6 +86,7 @@ MISTAKES = (
         TreeMistake(f"a mask {'' if how.startswith('whose') else 'that '}{how}", Cause.MASK_SIBLINGS, mask)
         for how, mask in MASKS.items()
     ),
+    TreeMistake("a mask that hides the root from all nodes", Cause.MASK_SIBLINGS, rootless=True),
     TreeMistake("positions by index", PLACE, depth=lambda tree: np.arange(1, len(tree) + 1, dtype=np.int32)),
     TreeMistake("every node at the first level's position", PLACE, depth=lambda tree: np.ones_like(tree.depth)),
     TreeMistake("every node one position too far", PLACE, depth=lambda tree: tree.depth + 1),
@@ -115,6 +117,7 @@ def decoded(model: Causal, step: Step, mistake: TreeMistake, cache: Any, layers:
     c, n = len(pending), len(tree)
     seen = torch.ones(c + n, done + c + n, dtype=torch.bool).tril(done)
     seen[max(mistake.unseen - done, 0) :, : mistake.unseen] = False
+    seen[c:, done + c - 1] = not mistake.rootless
     seen[c:, done + c :] = torch.from_numpy(mistake.mask(tree))
     places = torch.from_numpy(mistake.moved(step, np.append(np.arange(done, root + 1), root + mistake.depth(tree))))
     logits, states = model.forward(
