@@ -313,7 +313,8 @@ class History:
     def _stored(self, record: StepRecord) -> StepRecord:
         """The record with its request steps among those of the run, known from now on."""
         rows = [self.parts.append(part) for part in record.requests]
-        self._known[record.step] = stored = made(StepRecord, {**vars(record), "requests": PartViews(self.parts, rows)})
+        stored: StepRecord = made(StepRecord, {**vars(record), "requests": PartViews(self.parts, rows)})
+        self._known[record.step] = stored
         self._bytes += _own_weight(record)
         return stored
 
