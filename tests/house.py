@@ -14,7 +14,7 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10124, 9300),
+    "trace": (10125, 9300),
     "remote": (1700, 1700),
     "watch": (1850, 1850),
     "analyze": (19255, 15700),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (688, 320),
     "bench, train": (0, 0),
     "top level": (885, 600),
-    "all": (70069, 64500),
+    "all": (70070, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
