@@ -36,7 +36,7 @@ def test_a_fault_is_in_every_engine_until_it_is_closed():
 @pytest.mark.parametrize("how", ["always", pytest.param(RARELY, marks=pytest.mark.slow)])
 def test_a_fault_is_located_in_the_engine_that_runs_again(tmp_path, monkeypatch, how):
     name = "KV not moved, sampled"
-    short = dataclasses.replace(SETTINGS[FAULTS[name].setting], requests=3, tokens=40)
+    short = dataclasses.replace(SETTINGS[FAULTS[name].setting], requests=2, tokens=24)
     monkeypatch.setitem(SETTINGS, FAULTS[name].setting, short)
     row = judged(name, how, tmp_path)
     assert row["place"] == "target: layers.0.self_attn.keys read"

@@ -28,6 +28,7 @@ def check(found, name):
     return next(check for check in found.checks if check.name == name)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mistake", NAMED)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mistake_is_named(mistake, seed):
@@ -50,10 +51,9 @@ def test_few_calls_show_what_no_sum_of_them_does(seed):
     assert {name for name, reason in found.refuted.items() if reason.startswith("known mistakes: ")}
 
 
-@pytest.mark.parametrize("count", [1, 30])
-def test_healthy_calls_are_never_accused(count):
-    """200 seeds."""
-    for seed in range(200):
+@pytest.mark.parametrize(("count", "seeds"), [(1, 200), (30, 60), pytest.param(30, 200, marks=pytest.mark.slow)])
+def test_healthy_calls_are_never_accused(count, seeds):
+    for seed in range(seeds):
         found = judge_calls(calls(count, seed, deterministic=seed % 4 == 0), "standard")
         assert found.exit is Exit.CONSISTENT, (seed, str(found))
 
@@ -79,7 +79,7 @@ RULES = {"standard": host.verify, "block": lambda batch: traversal.verify(batch,
     ("rule", "coins"), [("standard", 0), ("standard", 1), ("block", 0), ("block", 1), ("match", 0)]
 )
 def test_verdicts_of_specscope_are_those_of_their_rule(rule, coins):
-    found = judge_calls(engines(RULES[rule], 600, 5, coins))
+    found = judge_calls(engines(RULES[rule], 300, 5, coins))
     assert rule in found.fits
     others = {"standard", "match", "greedy"} if rule == "block" and coins else {"match", "greedy"} - {rule}
     assert not others & {*found.fits}

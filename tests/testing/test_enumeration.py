@@ -25,6 +25,7 @@ def tossed(trial):
     return trial.coin * trial.q <= trial.p
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("rule", [ratio, tossed])
 @pytest.mark.parametrize(("tree", "vocabulary"), [("1", 5), ("3x1", 4), ("2", 4), ("[(0,), (1,), (0, 0)]", 3)])
 def test_the_standard_rule_is_lossless(rule, tree, vocabulary):
@@ -50,9 +51,9 @@ LOSSY = {
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_a_lossy_rule_is_found(name):
-    found = max((lossless(LOSSY[name], tree, drawn=SAMPLED, seeds=3) for tree in ("2x1", "2")), key=lambda f: f.largest)
+    both = (lossless(LOSSY[name], tree, drawn=SAMPLED, seeds=3) for tree in ("2x1", "2"))
+    found = next(each for each in both if each.largest > 0.01)
     assert not found.is_lossless
-    assert found.largest > 0.01
     assert "is not lossless over 3 p and q" in str(found)
     assert found.where in str(found)
 
