@@ -1,9 +1,10 @@
-"""The house rules: imports point down, and what people open on a laptop starts without torch."""
+"""The house rules: imports point down, what people open on a laptop starts without torch, all is installed."""
 
 import ast
 import graphlib
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -122,3 +123,11 @@ def test_kernels_is_ours_and_shadows_nothing():
 
     assert Path(specscope.kernels.__file__).resolve().parent == ROOT / "kernels"
     assert not list(imported(ROOT / "kernels" / "__init__.py"))
+
+
+def test_every_package_is_installed():
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
+    inside = {path.parent.relative_to(ROOT).parts for path in (ROOT / "specscope").rglob("__init__.py")}
+    kernels = {path.parent.relative_to(ROOT).parts for path in (ROOT / "kernels").rglob("__init__.py")}
+    there = inside | {("specscope", *parts) for parts in kernels}  # kernels/ is imported as specscope.kernels
+    assert sorted(told) == sorted(".".join(parts) for parts in there)

@@ -1,12 +1,19 @@
-"""Why a run stopped: a reason with its facts, over an engine and its capture alike; the words for it, and a screen."""
+"""Why a run stopped, over an engine and its capture alike, and what conditions can use of a step and a node."""
 
 import pytest
 
 from specscope.debug.answers import BreakpointHit, Stop, StopReason
+from specscope.debug.breakpoints import Breakpoints, EventKind, events
 from specscope.debug.session import Session
 from specscope.debug.show import stop_text, why_text
 from specscope.debug.viewer import Viewer
+from specscope.engine.engine import Engine
+from specscope.live.local import commands_over
+from specscope.trace.history.conditions import Expression
 from specscope.trace.history.history import History
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.words import NODE
 from tests.trace.samples import records
 
 
@@ -113,3 +120,57 @@ def test_goto_start_of_a_screen_searches_the_first_step_too_and_moving_it_moves_
     shown.goto(1)
     shown.debug("where")
     assert shown.news[-1].text.startswith("step 1")
+
+
+@pytest.fixture(scope="module")
+def run(deep):
+    how = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}
+    engine = Engine(target=str(deep), dtype="float32", kv_memory=0.01, **how)
+    session = commands_over(engine).session
+    for seed in range(6):
+        engine.add("abcabcabcab", SamplingParams(temperature=1.5, max_tokens=24, seed=seed, ignore_eos=True))
+    session.cont()
+    return session.history
+
+
+def events_of(run, *kinds):
+    return [event for record in run.steps for event in events(record, run, frozenset(kinds))]
+
+
+def test_the_fields_of_a_node_are_those_of_its_record(run):
+    found = events_of(run, EventKind.ACCEPT, EventKind.REJECT)
+    for event in found:
+        part, node, facts = event.evidence.part, event.node, event.evidence
+        tree, notes, parent = part.tree, part.parents, int(part.tree.parent[node])
+        place = notes.node.tolist().index(parent)
+        assert facts["raw_p"] == notes.raw_p[node]
+        assert facts["rank"] == notes.rank[node]
+        assert facts["entropy"] == notes.entropy[place]
+        assert facts["choice_p"] == notes.choice_p[place]
+        assert (facts["parent"], facts["siblings"]) == (parent, len(tree.children(parent)))
+        assert facts["q_rank"] == notes.q_rank[node] > 0
+    assert {event.kind for event in found} == {EventKind.ACCEPT, EventKind.REJECT}
+
+
+def test_the_fields_of_a_step_tell_what_preceded_it_and_what_it_rejected(run):
+    condition = Expression("final in rejected", {name: field.type for name, field in NODE.items()})
+    rejections = 0
+    for event in events_of(run, EventKind.STEP):
+        part, facts = event.evidence.part, event.evidence
+        assert (facts["rule"], facts["preceded"]) == ("standard", part.preceded.value)
+        before = run.requests[part.request].steps[part.index - 1] if part.index else None
+        assert (facts["preceded"] == "prefill") is (before is None)
+        assert (facts["preceded"] == "full") is (before is not None and before.verdict.kind is FinalKind.BONUS)
+        rejected = int((part.verdict.outcome == Outcome.REJECTED).sum())
+        assert len(facts["rejected"]) == rejected
+        assert condition(facts) == (part.verdict.token in facts["rejected"])
+        rejections += rejected
+    assert rejections > 10
+
+
+def test_every_field_can_stand_in_a_condition():
+    points = Breakpoints()
+    for name, field in NODE.items():
+        kind = field.type
+        points.add("reject", f"{name} == 'x'" if kind is str else f"1 in {name}" if kind is tuple else f"{name} == 1")
+    assert len(points.points) == len(NODE)

@@ -1,6 +1,11 @@
-"""What a browser would read of a page: its tags, its words, the cells of its tables, and what its scripts hold."""
+"""What a browser would read of a page, and a run whose every text is HTML, script, bidi controls and surrogates."""
 
+import dataclasses
 from html.parser import HTMLParser
+from pathlib import Path
+
+from specscope.page.write import PageRun
+from specscope.trace.wire.reading import read_capture
 
 
 class Page(HTMLParser):
@@ -30,3 +35,15 @@ class Page(HTMLParser):
             self.held[self.open[-1]] = self.held.get(self.open[-1], "") + data
         if any(tag == "td" for tag, _ in self.open):
             self.rows[-1][-1][1] += data
+
+
+BAD = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x1b[31m]]>-->\udcff&amp;"
+
+
+def hostile():
+    history = read_capture(Path(__file__).parents[2] / "traces" / "sampled.jsonl").history
+    history.run = dataclasses.replace(history.run, target=BAD, drafter=BAD, versions={BAD: BAD})
+    history.vocabulary.pieces.update(dict.fromkeys(history.vocabulary.pieces, BAD.encode("utf-8", "surrogateescape")))
+    for request in history.requests.values():
+        request.info = dataclasses.replace(request.info, prompt=BAD, title=BAD, labels={"kind": BAD})
+    return PageRun(BAD, history, [BAD])

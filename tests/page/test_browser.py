@@ -10,7 +10,7 @@ import pytest
 
 from specscope.page.write import PageRun, write_page
 from specscope.trace.wire.reading import read_capture
-from tests.page.hostile import BAD, hostile
+from tests.page.html import BAD, hostile
 from tests.waiting import until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install -e '.[dev]'")

@@ -1,12 +1,14 @@
-"""What a notebook shows: the terminal's words, every node in its place, and nothing that a capture wrote as HTML."""
+"""What a notebook has: the tables that export writes, the terminal's words, nothing that a capture wrote as HTML."""
 
 import re
 
+import pyarrow.parquet as pq
 import pytest
 
 import specscope
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.side import from_history
+from specscope.analyze.export.exporting import export
 from specscope.errors import UserError
 from specscope.page.load import LoadedRun
 from specscope.page.write import PageRun, write_page
@@ -14,7 +16,7 @@ from specscope.trace.history.history import History
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import branches, draw_tree
 from tests.page.html import Page
-from tests.support.samples import EAGLE, SAMPLED
+from tests.support.samples import EAGLE, EVIDENCE, PLANTED, SAMPLED
 from tests.trace import test_damaged as damaged
 
 HOSTILE = "</pre></td><script>alert(1)</script><img src=x onerror=alert(1)>\"'&<!--\u202e\ud800\x1b[2J"
@@ -112,3 +114,28 @@ def test_the_page_stands_in_a_frame_whole(run, tmp_path):
         write_page(str(written), [PageRun(one.source, one.history, one.warnings) for one in (run, *others)])
         assert page == written.read_bytes()
         assert f"{len(page):,} bytes" in str(shown)
+
+
+@pytest.mark.parametrize("capture", [EAGLE, SAMPLED, PLANTED, EVIDENCE])
+def test_tables_are_those_of_export_and_parents_those_of_the_records(capture, tmp_path):
+    run = specscope.load(capture)
+    export([capture], str(tmp_path / "tables"))
+    for name in ("steps", "nodes", "finals"):
+        written = pq.read_table(tmp_path / "tables" / f"{name}.parquet")
+        assert written.num_rows
+        assert getattr(run, name).to_pylist() == written.to_pylist(), name
+    parts = [(record, part) for record in run.history.steps for part in record.requests]
+    noted = [(record, part, part.parents) for record, part in parts if part.parents is not None]
+    rows = iter(run.parents.to_pylist())
+    for record, part, notes in noted:
+        for place, node in enumerate(notes.node.tolist()):
+            row = next(rows)
+            assert (row["step"], row["request"], row["index"]) == (record.step, part.request, part.index)
+            assert row["node"] == node
+            assert row["depth"] == (part.tree.depth[node] if node >= 0 else 0)
+            assert row["entropy"] == notes.entropy[place]
+            assert row["top"] == notes.top[place].tolist()
+            looked = bool((notes.draft_top_p[place] > 0).any())
+            assert row["draft_top"] == (notes.draft_top[place].tolist() if looked else None)
+            assert row["choice_rank"] == (notes.choice_rank[place] if looked else None)
+    assert next(rows, None) is None

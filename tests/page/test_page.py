@@ -14,8 +14,7 @@ import pytest
 from specscope.page import write
 from specscope.page.columns import CHUNK
 from specscope.tui.keys import KEYS
-from tests.page.hostile import BAD, hostile
-from tests.page.html import Page
+from tests.page.html import BAD, Page, hostile
 from tests.support.commands import run_here
 from tests.support.samples import EAGLE, PLANTED, ROOT, SAMPLED, TRACES
 

@@ -1,8 +1,9 @@
-"""The screen over an engine that tells counts only: its intervals, its figures, and what it does not tell."""
+"""The figures on the screen, and the screen over an engine that tells counts only."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from specscope.tui.widgets.intervals import IntervalsPanel
 from specscope.tui.widgets.lines import Lines
 from specscope.tui.widgets.rates import LengthsPanel, RatesPanel
 from specscope.tui.widgets.tree import TreePanel
+from tests.analyze import histories as made
 from tests.trace.record.test_aggregate import GAUGES, interval
 from tests.trace.strategies import RUN
 
@@ -146,3 +148,33 @@ async def test_names_from_outside_stay_where_they_are_printed():
         await pilot.press("d")
         for panel in app.screen.query(Lines):
             assert text_of(panel).replace("\n", "").isprintable()
+
+
+def adaptive() -> Viewer:
+    """Eight steps: two drafts, five that did not pay, one that was off."""
+    run = replace(made.RUN, drafter="suffix+eagle", costs="66d9d06db774")
+    parts = [made.step(tree="2", path=(0, 1)), made.step(tree="2")]
+    parts += [replace(made.step(), sizing="no draft pays")] * 5
+    records = [made.record(at, [replace(part, index=at)]) for at, part in enumerate(parts)]
+    records[0] = replace(records[0], admitted=(made.info("a"),))
+    last = made.record(7, [replace(made.step(), index=7)], speculation=False, speculation_off="set to off")
+    return Viewer(history=made.history([*records, last], run))
+
+
+@pytest.mark.parametrize("size", [(120, 40), (200, 60)], ids=["120x40", "200x60"])
+async def test_a_stranger_sees_that_most_steps_drafted_nothing_and_why(size):
+    async with running(adaptive(), size, title="x") as (app, pilot):
+        await pilot.press("end")
+        await pilot.pause()
+        shown = text_of(app.screen.query_one(RatesPanel))
+        assert "τ 2.00 of 2 drafts  1.25 tok/step" in shown
+        assert "no draft in 6 of 8 steps  adaptive" in shown
+        assert "83% no draft would pay" in shown
+        assert "17% drafting was off" in shown
+        if size[1] == 60:
+            assert "recovered 12%  bonus 12%  target 75%" in shown
+        await pilot.press("v")
+        await pilot.pause()
+        engine = text_of(app.screen.query_one(EnginePanel))
+        assert "no draft in 6 of 8 steps  adaptive" in engine
+        assert "83% no draft would pay" in engine
