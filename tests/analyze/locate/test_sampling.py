@@ -33,6 +33,7 @@ from tests.faults.fault import Fault
 from tests.faults.models import TARGET, tokens_of
 from tests.faults.planted.drafts import FAULTS as DRAFTS
 from tests.faults.planted.rules import params_of
+from tests.faults.planted.trials import tried
 from tests.faults.settings import DRAFTERS, SETTINGS, Setting, history, record
 from tests.support import records
 
@@ -106,11 +107,18 @@ def test_a_rule_that_is_applied_wrongly_is_located(words, tmp_path):
     assert str(found.where) in found.smallest
 
 
-def test_what_a_verdict_takes_in_place_of_its_ratio_is_located(tmp_path):
-    found = located(tmp_path, "early chain", {"temperature": 1.2}, planted.accepted_by_p_alone, requests=9)
+@pytest.mark.parametrize(
+    ("install", "looks"),
+    [
+        (planted.accepted_by_p_alone, "p instead of p / q"),
+        (tried(accept=lambda coin, a, q: coin < a * a), "the coin below the square of p / q"),
+    ],
+)
+def test_what_a_verdict_takes_in_place_of_its_ratio_is_located(install, looks, tmp_path):
+    found = located(tmp_path, "early chain", {"temperature": 1.2}, install, requests=9)
     (found,) = [one for one in found if one.operation.stage is Stage.VERDICT]
     assert found.operation.name == "acceptance"
-    assert "p instead of p / q" in found.looks, found.sentence
+    assert looks in found.looks, found.sentence
     assert found.explained >= 0.9 * found.differing
 
 

@@ -294,6 +294,8 @@ TESTS: dict[str, Callable[[Doubles, Doubles, Doubles], Bools]] = {  # of p, q an
     "the coin at most q": lambda p, q, coin: coin <= q,
     "p / q above 1/2, ignoring the coin": lambda p, q, coin: p > 0.5 * q,
     "p above q, ignoring the coin": lambda p, q, coin: p > q,
+    "the coin below the square of p / q": lambda p, q, coin: p * p > coin * q * q,
+    "the coin below the square root of p / q": lambda p, q, coin: p > coin * coin * q,
     "every draft accepted": lambda p, q, coin: np.ones(len(p), np.bool_),
     "every draft rejected": lambda p, q, coin: np.zeros(len(p), np.bool_),
 }
@@ -328,12 +330,14 @@ def located_verdicts(case: Case, audit: Audit, models: Models) -> list[Located]:
     known = (c.coin != 0) | c.greedy[c.step]  # else the engine tells no coin
     against = known & (np.abs(margin) > 1e-6) & ((margin > 0) != c.accepted)  # by more than rounding
     if int(against[nodes].sum()) >= ENOUGH:
-        steps = some(list(dict.fromkeys(c.step[nodes[against[nodes]]].tolist())))
-        keys = {step: (c.visits[step].request.id, c.visits[step].part.index) for step in steps}
-        here = nodes[np.isin(c.step[nodes], steps)]
-        firsts = np.sort(here[np.unique(c.row[here], return_index=True)[1]])
-        if (found := _outcomes(Trials(case, audit, models, here, firsts, keys), against)) is not None:
-            return [found]
+        wrong = list(dict.fromkeys(c.step[nodes[against[nodes]]].tolist()))
+        right = sorted({*c.step[nodes].tolist()}.difference(wrong))
+        for steps in ([*some(wrong), *some(right)], some(wrong)):  # at work in all steps, or in those alone
+            keys = {step: (c.visits[step].request.id, c.visits[step].part.index) for step in steps}
+            here = nodes[np.isin(c.step[nodes], steps)]
+            firsts = np.sort(here[np.unique(c.row[here], return_index=True)[1]])
+            if (found := _outcomes(Trials(case, audit, models, here, firsts, keys), against)) is not None:
+                return [found]
     return [item for item in located_formulas(case) if item.looks]
 
 
