@@ -76,8 +76,8 @@ def examine(
     found = location or Location(source, ())
     sure = found.located or any(fault.proof is not Proof.SUM for fault in faults)
     wrongs, agrees = _without_cause(faults, failures, found)
-    again = [line for line in agrees if _is_of_this_build(line, faults)]
-    notes += [f"this build does not show what was recorded: {line}" for line in again]
+    healthy_here = [line for line in agrees if _is_of_this_build(line, faults)]
+    notes += [f"this build does not show what was recorded: {line}" for line in healthy_here]
     versions = {} if history.run is None else history.run.versions
     builds = ", ".join(f"{name} {version}" for name, version in versions.items())
     compared = [] if audited is None else [one for one in audited.findings if one.tested and one.name != CONTEXT[0]]
@@ -91,7 +91,7 @@ def examine(
         remarks=tuple(healthy.remarks(case)) if known and case.steps and not sure else (),
         declined=tuple(declined),
         located=found.located,
-        ruled_out=tuple(line for line in agrees if line not in again),
+        ruled_out=tuple(line for line in agrees if line not in healthy_here),
         when=conditions(case, failures),
         would_see=tuple(_small(case.trial)),
         builds=f"recorded by {builds or 'an unnamed build'}",
