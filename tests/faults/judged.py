@@ -11,8 +11,7 @@ from specscope.measure.judges import audit_options
 from specscope.measure.locate.locate import locate
 from specscope.trace.wire.reading import read_capture
 from tests.faults.fault import in_every_engine
-from tests.faults.planted import FAULTS
-from tests.faults.settings import DRAFTERS, SETTINGS, history, record
+from tests.faults.settings import DRAFTERS, history
 
 SAMPLE = 400  # steps that are audited
 NOTHING = SimpleNamespace(findings=(), finding=lambda name: None)  # an audit that found nothing
@@ -26,13 +25,6 @@ def diagnosed(path, setting, *, place=False):
 
     located = (lambda session, little: locate(session, little=little)) if place else None
     return examine(reader.history, str(path), options, warnings=reader.warnings, locate=located)
-
-
-def planted(name, folder, *, rarely=False):
-    """A fault's run, recorded and judged. `rarely`: with the fault in a few of its steps."""
-    fault = FAULTS[name]
-    setting, path = SETTINGS[fault.setting], folder / f"{name.replace(' ', '_')}{'-rare' * rarely}.jsonl"
-    return diagnosed(path if path.exists() else record(setting, path, fault, rarely=rarely), setting)
 
 
 def walked(path, target, draft=None, install=None, *stages):

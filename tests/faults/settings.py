@@ -1,7 +1,9 @@
 """The runs that faults are planted into: an engine over the tiny trained models, prompts and sampling parameters."""
 
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +110,11 @@ SETTINGS = {
 }
 
 
+def short(name, **change):
+    """One of these with four short requests, or other fields."""
+    return replace(SETTINGS[name], **{"requests": 4, "tokens": 40, **change})
+
+
 def prompts(setting, seed=0):
     """Beginnings of stories, of about the same length."""
     return [story(seed * 1000 + i, setting.prompt + 7 * (i % 4)) for i in range(setting.requests)]
@@ -130,6 +137,18 @@ def record(setting, path, fault=None, seed=0, *, rarely=False):
         if fault is not None:
             plant(patch, engine, fault, rarely=rarely)
         return recorded(path, engine, prompts(setting, seed), params)
+
+
+_kept = tempfile.TemporaryDirectory()
+_captures: dict[tuple, Path] = {}
+
+
+def capture(setting, fault=None, *, rarely=False):
+    """The capture of such a run, made when a test first asks for it: none may change the file."""
+    key = repr((setting, DRAFTERS[setting.drafter])), fault, rarely
+    if key not in _captures:
+        _captures[key] = record(setting, Path(_kept.name) / f"{len(_captures)}.jsonl", fault, rarely=rarely)
+    return _captures[key]
 
 
 def recorded(path, engine, texts, params):

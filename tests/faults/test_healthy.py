@@ -1,6 +1,7 @@
 """Runs without a fault: no cause is named, with the models at hand and without."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import Exit
 from specscope.speculate.drafters import eagle
-from tests.faults.fault import replaced
+from tests.faults.fault import Fault, replaced
 from tests.faults.healthy import HEALTHY
 from tests.faults.judged import diagnosed
 from tests.faults.models import HEAD
-from tests.faults.settings import DRAFTERS, TREE, WARM, Setting, history, record
+from tests.faults.settings import DRAFTERS, TREE, WARM, Setting, capture, history
 from tests.heads import write_parallel_head
 
 SOME = [
@@ -26,8 +27,8 @@ SOME = [
 ]
 
 
-def check(setting, folder):
-    path = record(setting, folder / "healthy.jsonl")
+def check(setting):
+    path = capture(setting)
     alone, found = examine(history(path)), diagnosed(path, setting)
     assert not alone.faults, [(one.cause.label, one.grade, one.for_) for one in alone.faults]
     assert not found.faults, [(one.cause.label, one.grade, one.for_) for one in found.faults]
@@ -36,21 +37,15 @@ def check(setting, folder):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("params", [{}, WARM])
-def test_twenty_prompts_with_a_dflash_head(tmp_path, params):
-    check(Setting("dflash chain", params, requests=20, tokens=40), tmp_path)
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("name", SOME)
-def test_a_healthy_run_names_no_cause(name, tmp_path):
-    check(HEALTHY[name], tmp_path)
+@pytest.mark.parametrize("name", [*SOME, "dflash chain, warm"])
+def test_a_short_healthy_run_names_no_cause(name):
+    check(replace(HEALTHY[name], requests=6, tokens=40))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in HEALTHY if name not in SOME])
-def test_no_healthy_run_names_a_cause(name, tmp_path):
-    check(HEALTHY[name], tmp_path)
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_healthy_run_names_a_cause(name):
+    check(HEALTHY[name])
 
 
 @pytest.fixture
@@ -67,19 +62,19 @@ def one_pass(tmp_path, monkeypatch):
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("params", [{}, WARM], ids=["greedy", "warm"])
-def test_a_healthy_run_of_a_head_that_drafts_in_one_pass_names_no_cause(tmp_path, one_pass, params):
+def test_a_healthy_run_of_a_head_that_drafts_in_one_pass_names_no_cause(one_pass, params):
     """A weak drafter, but nothing is wrong."""
-    check(Setting(one_pass, params, tokens=60, requests=9), tmp_path)
+    check(Setting(one_pass, params, tokens=40, requests=6))
 
 
-def test_a_healthy_run_in_bfloat16_behind_long_prompts_names_no_cause(tmp_path, monkeypatch):
+def test_a_healthy_run_in_bfloat16_behind_long_prompts_names_no_cause(monkeypatch):
     """Rounding is measured on as many steps as behind short ones."""
     monkeypatch.setitem(DRAFTERS, "rounded", {**DRAFTERS["eagle tree"], "dtype": "bfloat16"})
     params = {"temperature": 1.6, "top_k": 2, "top_p": 0.91, "min_p": 0.157, "repetition_penalty": 1.06}
-    check(Setting("rounded", params, tokens=40, requests=6, prompt=120), tmp_path)
+    check(Setting("rounded", params, tokens=40, requests=6, prompt=120))
 
 
-def test_mask_rows_at_wrong_positions_are_named(tmp_path, monkeypatch, one_pass):
+def test_mask_rows_at_wrong_positions_are_named(one_pass):
     """Each of them one position too far: the head is asked again with its drafts moved, and agrees."""
 
     def further(with_masks, segment, count, mask_token):
@@ -87,7 +82,7 @@ def test_mask_rows_at_wrong_positions_are_named(tmp_path, monkeypatch, one_pass)
         found.positions[len(segment.tokens) :] += 1
         return found
 
-    replaced(eagle, "with_masks")(further)(monkeypatch, None)
-    setting = Setting(one_pass, {}, tokens=60, requests=9)
-    found = diagnosed(record(setting, tmp_path / "moved.jsonl"), setting)
+    fault = Fault("further", Cause.ROTARY_POSITIONS, replaced(eagle, "with_masks")(further), "")
+    setting = Setting(one_pass, {}, tokens=40, requests=3)
+    found = diagnosed(capture(setting, fault), setting)
     assert Cause.ROTARY_POSITIONS in [one.cause for one in found.faults]

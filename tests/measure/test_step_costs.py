@@ -25,11 +25,9 @@ def eagle():
     )
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("batch", [1, 2])
-def test_costs_of_a_drafter_that_is_a_model(batch, eagle, monkeypatch):
+def test_costs_of_a_drafter_that_is_a_model(eagle, monkeypatch):
     monkeypatch.setattr(step_costs, "SECONDS", 0.0)
-    done = []
+    done, batch = [], 2
     costs = measure_costs(eagle, WORK, batch, 8, lambda what, now, of: done.append((now, of)))
     assert [one.rows for one in costs.step[1:]] == [batch * rows for rows in (2, 4, 6, 8, 12, 16, 24, 32)]
     assert [one.rows for one in costs.passes] == [batch * rows for rows in (1, 2, 4, 6, 8)]

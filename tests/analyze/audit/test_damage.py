@@ -52,8 +52,7 @@ def test_where_no_step_can_be_judged_the_context_is_wrong(bench):
 DAMAGE = {  # by what is damaged: the drafter, the array, its first values, and the check that fails
     **{
         f"token {token} of {name}": (name, "tree", "token", [token], "context")
-        for token in (-1, 300, 2**31 - 1)
-        for name in ("eagle", "draft tree", "ngram")
+        for token, name in ((-1, "eagle"), (300, "draft tree"), (2**31 - 1, "ngram"))
     },
     **{f"p {p}": ("draft tree", "verdict", "p", [p], "target p") for p in (float("nan"), -0.5, 2.0, float("inf"))},
     "likeliest tokens": ("draft tree", "parents", "top", [99_999] * 4, "target top tokens"),
@@ -99,7 +98,7 @@ def judge_damaged(lines, options, path, seeds):
 def test_damage_is_never_an_exception(bench, tmp_path, name, rule):
     path = write(bench.ran(name, rule, 8), tmp_path / "run.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert judge_damaged(lines, bench.options(bench.engine(name), sample=8), path, range(10)) > 5
+    assert judge_damaged(lines, bench.options(bench.engine(name), sample=8), path, range(6)) > 3
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +156,7 @@ def test_what_a_rejected_draft_left_in_the_state_is_found_where_it_begins(models
     kept = cache_utils.LinearAttentionCacheLayerMixin
     right = kept.crop
     monkeypatch.setattr(kept, "crop", lambda self, remove: right(self, 0))
-    history = recorded(length=1, calls=6)
+    history = recorded(length=1, calls=5)
     found = audit(history, "run.jsonl", models[2])
     tops = found.finding("target top tokens")
     assert tops.failed > 20

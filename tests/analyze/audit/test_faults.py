@@ -1,7 +1,5 @@
 """Faults put into a running engine: the audit finds each, its condition names the place, and whose rows fed a head."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ from tests.engines import PROMPTS
 from tests.faults import fault as faults
 from tests.faults.planted import FAULTS
 from tests.faults.planted.drafter_kv import short_table
-from tests.faults.settings import SETTINGS, history, record
+from tests.faults.settings import capture, history, short
 
 
 @faults.replaced(eagle, "with_masks")
@@ -39,7 +37,7 @@ OF_THIS_TARGET = {
     "masks at one position": masks_at_one_position,
     "suffix one late": shifted_grow,
 }
-MANY = [f"{word} {number}" for number in range(5) for word in ("one two one two", "abc", "so it goes", "x y", "zzz")]
+MANY = [f"{word} {number}" for number in range(3) for word in ("one two one two", "abc", "so it goes", "x y", "zzz")]
 AFTER = ["accepted in the previous step", "the step before is", "nodes of the previous step"]
 FOUND = [  # the fault, the engine and the rule that it shows in, the check that fails, words of the condition: any do
     ("mask shows siblings", "same model", "temperature", "target p", ["first sibling", "sibling"]),
@@ -76,20 +74,19 @@ def test_a_fault_is_found_where_it_is(bench, monkeypatch, fault, name, rule, che
     assert any(word in said for word in words), said
 
 
-def recorded(folder, fault=None):
+def recorded(fault=None):
     """A short run of a head, with a fault or without."""
-    setting = SETTINGS["eagle chain" if fault is None else fault.setting]
-    return history(record(dataclasses.replace(setting, requests=3, tokens=30), folder / "run.jsonl", fault))
+    return history(capture(short("eagle chain" if fault is None else fault.setting), fault))
 
 
 def fed(history):
     """What an audit finds of the rows that fed the head."""
-    return audit(history, "run", audit_options(history, None, None, None)).finding(FED)
+    return audit(history, "run", audit_options(history, None, None, 30)).finding(FED)
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory):
-    return recorded(tmp_path_factory.mktemp("healthy"))
+def healthy():
+    return recorded()
 
 
 def test_a_healthy_run_was_fed_what_the_text_gives(healthy):
@@ -107,8 +104,8 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("fault", LOOKS)
-def test_whose_hidden_states_were_fed_is_said(fault, tmp_path):
-    check = fed(recorded(tmp_path, FAULTS[fault]))
+def test_whose_hidden_states_were_fed_is_said(fault):
+    check = fed(recorded(FAULTS[fault]))
     assert check.failed == check.tested > 20
     assert check.about.endswith(f"it looks like {LOOKS[fault]}")
 

@@ -32,8 +32,8 @@ def of_variant(bench, tmp_path):
     return made
 
 
-def ran(engine):
-    return run(engine, RULES["temperature"], tokens=12, prompts=PROMPTS[:3])
+def ran(engine, prompts=3):
+    return run(engine, RULES["temperature"], tokens=12, prompts=PROMPTS[:prompts])
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, *(pytest.param(name, marks=pytest.mark.every(3)) for name in BLOCKS)])
@@ -88,7 +88,7 @@ def test_what_is_left_out_is_convicted(bench, of_variant, monkeypatch, name):
     engine = of_variant(name, own=True)
     with monkeypatch.context() as patch:
         LEFT_OUT[name](patch, engine)
-        history = ran(engine)
+        history = ran(engine, prompts=1)
     found = bench.audit(engine, history)
     assert "draft p" in failed(found)
     assert found.exit is Exit.INCONSISTENT

@@ -32,7 +32,7 @@ from tests.faults import fault as faults
 from tests.faults.fault import Fault
 from tests.faults.judged import diagnosed
 from tests.faults.planted import FAULTS
-from tests.faults.settings import SETTINGS, history, record
+from tests.faults.settings import capture, history, short
 
 
 def test_the_evidence_for_a_cause_is_told_together_the_surest_first():
@@ -189,10 +189,9 @@ def positions_past_100(of_tree, table, context, tokens, tree=NO_TREE, *, logits)
     return segment
 
 
-def test_what_fits_no_cause_is_said_with_its_condition(tmp_path):
-    setting = dataclasses.replace(SETTINGS["model chain long"], requests=4, tokens=120)
-    fault = Fault("unknown", Cause.TOKEN_LOST, positions_past_100, "model chain long")
-    found = diagnosed(record(setting, tmp_path / "unknown.jsonl", fault), setting)
+def test_what_fits_no_cause_is_said_with_its_condition():
+    setting = short("model chain", tokens=60)
+    found = diagnosed(capture(setting, Fault("unknown", Cause.TOKEN_LOST, positions_past_100, "model chain")), setting)
     assert found.exit is Exit.INCONSISTENT
     assert not found.faults
     assert any("context length >= 10" in line for line in found.unexplained), found.unexplained
@@ -256,14 +255,10 @@ def first_pass_tells(patch, engine):
     faults.replaced(ModelDrafter, "run_pass")(spoiled)(patch, engine)
 
 
-def short(name, requests=4):
-    return dataclasses.replace(SETTINGS[name], requests=requests, tokens=40)
-
-
-def test_a_mistake_is_named_by_the_first_pass_where_later_ones_show_something_else(tmp_path):
-    setting = short("eagle chain")
+def test_a_mistake_is_named_by_the_first_pass_where_later_ones_show_something_else():
+    setting = short("eagle chain", requests=2)
     fault = Fault("first pass", Cause.ROTARY_POSITIONS, first_pass_tells, "eagle chain")
-    found = diagnosed(record(setting, tmp_path / "capture.jsonl", fault), setting)
+    found = diagnosed(capture(setting, fault), setting)
     assert found.suspects[0].cause is Cause.ROTARY_POSITIONS
     assert "one position too far" in found.suspects[0].for_[0]
 
@@ -278,16 +273,16 @@ OF_STATE = [
 
 
 @pytest.mark.parametrize("fault", [*OF_STATE, *FED], ids=lambda fault: fault.name)
-def test_a_drafters_state_is_named_from_the_capture_alone(fault, tmp_path):
+def test_a_drafters_state_is_named_from_the_capture_alone(fault):
     """Of what fed a head: features that are zero, repeated, or brought to one norm."""
-    found = examine(history(record(short(fault.setting), tmp_path / "capture.jsonl", fault)))
+    found = examine(history(capture(short(fault.setting), fault)))
     assert fault in FED or [suspect.cause for suspect in found.suspects] == [fault.cause]
     assert found.suspects[0].cause is fault.cause
     assert fault not in FED or found.suspects[0].for_[0].startswith("features fed: ")
 
 
-def test_healthy_features_pass(tmp_path):
-    check = case_of(history(record(short("eagle tree"), tmp_path / "healthy.jsonl"))).checks["features fed"]
+def test_healthy_features_pass():
+    check = case_of(history(capture(short("eagle chain")))).checks["features fed"]
     assert (check.result, check.unit) == (CheckResult.PASSED, "row")
 
 
@@ -298,17 +293,15 @@ OTHER_FEATURES = ["features one late", "features by index", "layers one lower", 
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name != "layers one lower" else ()) for name in OTHER_FEATURES],
 )
-def test_compare_shows_other_features(tmp_path, name):
+def test_compare_shows_other_features(name):
     """One late, taken from the wrong rows, from other layers: each has the norms of something else.
 
     Layers of another height break no rule: without the models only a good run beside it tells.
     """
-    setting = short(FAULTS[name].setting, requests=18 if name == "layers one lower" else 4)
-
-    def side(file, fault=None, **change):
-        return from_history(history(record(dataclasses.replace(setting, **change), tmp_path / file, fault)), file)
-
-    good, again, bad = side("good.jsonl"), side("again.jsonl", batch=1), side("bad.jsonl", FAULTS[name])
+    setting = short(FAULTS[name].setting, requests=10 if name == "layers one lower" else 4)
+    batches = dataclasses.replace(setting, batch=1)
+    captures = [capture(setting), capture(batches), capture(setting, FAULTS[name])]
+    good, again, bad = (from_history(history(path), "run") for path in captures)
     for other, differs in ((again, False), (bad, True)):
         found = compare(good, other)
         (field,) = (field for field in found.fields if field.name == FEATURES)
@@ -316,6 +309,6 @@ def test_compare_shows_other_features(tmp_path, name):
         assert bool(field.suspect if differs else field.differ) is differs
         assert (found.answer is Sameness.DIFFERENT) is differs
     if name == "layers one lower":
-        assert examine(history(tmp_path / "bad.jsonl")).exit is Exit.CONSISTENT
+        assert examine(history(captures[-1])).exit is Exit.CONSISTENT
         assert found.summary.startswith("B gets fewer tokens per draft than A: ")
         assert {field.name for field in found.fields if field.suspect and field.differ} & {"draft p", "draft tree"}

@@ -14,32 +14,23 @@ from specscope.analyze.findings import Exit
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
 from tests.analyze.histories import RUN
-from tests.faults.judged import diagnosed, planted
+from tests.faults.judged import diagnosed
 from tests.faults.planted import FAULTS
-from tests.faults.settings import SETTINGS, history, plant, prompts, record
+from tests.faults.settings import SETTINGS, capture, history, plant, prompts, short
 
 OLD = Path(__file__).parents[2] / "data" / "before_deletion"
 FAST = ("coins by row", "layers one lower", "mask shows siblings")  # the capture alone, audit, models run again
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("faults")
+def steps_of(run):
+    return [part for step in run.steps for part in step.requests]
 
 
-def steps_of(path):
-    return [part for step in history(path).steps for part in step.requests]
-
-
-def is_there(name, folder):
+def is_there(setting, fault):
     """The run with the fault went to its end, and is not the run without it."""
-    setting = SETTINGS[FAULTS[name].setting]
-    healthy, bad = folder / f"healthy-{FAULTS[name].setting}.jsonl", folder / f"{name.replace(' ', '_')}.jsonl"
-    if not healthy.exists():
-        record(setting, healthy)
-    requests = history(record(setting, bad, FAULTS[name])).requests
-    assert len(requests) == setting.requests
-    assert all(one.end is not None for one in requests.values())
+    healthy, bad = (history(capture(setting, one)) for one in (None, fault))
+    assert len(bad.requests) == setting.requests
+    assert all(one.end is not None for one in bad.requests.values())
     assert steps_of(healthy) != steps_of(bad)
 
 
@@ -47,11 +38,14 @@ def is_there(name, folder):
     "name",
     [pytest.param(name, marks=pytest.mark.every(3) if name in FAST else pytest.mark.slow) for name in FAULTS],
 )
-def test_the_cause_is_named_first(name, folder):
-    is_there(name, folder)
-    found = planted(name, folder)
+def test_the_cause_is_named_first(name):
+    """Of the fast ones in a short run."""
+    fault = FAULTS[name]
+    setting = short(fault.setting, requests=6) if name in FAST else SETTINGS[fault.setting]
+    is_there(setting, fault)
+    found = diagnosed(capture(setting, fault), setting)
     assert found.exit is Exit.INCONSISTENT, "missed silently"
-    assert found.suspects[0].cause is FAULTS[name].cause
+    assert found.suspects[0].cause is fault.cause
     assert found.suspects[0].for_
     assert name not in FAST or "#" in found.suspects[0].command("run.jsonl")
 
@@ -66,19 +60,21 @@ MISSED = [  # planted in a few steps alone, these are said to be wrong and have 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.rare])
-def test_a_rare_fault_is_named_or_at_least_seen(name, folder):
-    found = planted(name, folder, rarely=True)
+def test_a_rare_fault_is_named_or_at_least_seen(name):
+    fault = FAULTS[name]
+    setting = SETTINGS[fault.setting]
+    found = diagnosed(capture(setting, fault, rarely=True), setting)
     assert found.exit is Exit.INCONSISTENT, "missed silently"
-    assert name in MISSED or found.suspects[0].cause is FAULTS[name].cause
+    assert name in MISSED or found.suspects[0].cause is fault.cause
 
 
 @pytest.mark.parametrize("name", ["coins by row", "counts swapped"])
-def test_a_rare_fault_is_at_work_in_a_few_steps_alone(name, folder):
-    fault = FAULTS[name]
-    whole = SETTINGS[fault.setting]
+def test_a_rare_fault_is_at_work_in_a_few_steps_alone(name):
+    """Here in three."""
+    always, seldom = FAULTS[name], dataclasses.replace(FAULTS[name], rare=3)
     rare, often = (
-        judge(history(record(setting, folder / "run.jsonl", fault, rarely=setting is whole)), source="run")
-        for setting in (whole, dataclasses.replace(whole, requests=6, tokens=40))
+        judge(history(capture(short(always.setting, requests=requests), fault, rarely=fault is seldom)), source="run")
+        for fault, requests in ((seldom, 8), (always, 6))
     )
     for check in rare.failed:
         if check.name in ("coins", "paths"):
@@ -90,19 +86,19 @@ def test_a_rare_fault_is_at_work_in_a_few_steps_alone(name, folder):
 def test_every_fault_can_be_planted():
     """Faults replace parts of the engine by name: those that are slow tests must not go stale unseen.
 
-    What can be switched within a run is planted into an engine that others of its setting were planted into.
+    What can be switched within a run is planted into an engine that others of its drafter were planted into.
     """
     engines = {}
     for name, fault in FAULTS.items():
-        short = dataclasses.replace(SETTINGS[fault.setting], requests=2)
-        if fault.setting not in engines or not fault.rare:
-            engines[fault.setting] = short.engine()
+        setting = short(fault.setting, requests=2, prompt=30)
+        engine = engines.get(setting.drafter) if fault.rare else None
+        engine = engine or setting.engine()
         with pytest.MonkeyPatch.context() as patch:
-            plant(patch, engines[fault.setting], fault)
-            params = SamplingParams(**{**short.params, "max_tokens": 8})
-            assert len(engines[fault.setting].generate(prompts(short), params)) == 2, name
-        if not fault.rare:
-            engines.pop(fault.setting).close()
+            plant(patch, engine, fault)
+            params = SamplingParams(**{**setting.params, "max_tokens": 4})
+            assert len(engine.generate(prompts(setting), params)) == 2, name
+        if fault.rare:
+            engines[setting.drafter] = engine
 
 
 def test_every_cause_has_a_fault():

@@ -22,7 +22,7 @@ from tests.analyze.compare.runs import Made, make
 from tests.analyze.locate.locations import wrong
 from tests.faults import models
 from tests.faults.planted import FAULTS
-from tests.faults.settings import DRAFTERS, SETTINGS, history, record
+from tests.faults.settings import DRAFTERS, capture, history, short
 from tests.model.test_architectures import CONFIGS
 
 (LOCATED,) = wrong().located  # the drafter's scores
@@ -82,12 +82,11 @@ def test_a_place_stands_before_rows_and_what_explains_the_most_before_what_expla
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run():
     """A run whose head is fed the features of other layers, and the models that judge it."""
-    setting = dataclasses.replace(SETTINGS["eagle chain"], requests=5, tokens=40)
-    path = record(setting, tmp_path_factory.mktemp("places") / "bad.jsonl", FAULTS["layers one lower"])
-    capture = history(path)
-    return capture, audit_options(capture, str(models.TARGET), DRAFTERS[setting.drafter]["draft_model"], 60)
+    setting = short("eagle chain")
+    wrong_run = history(capture(setting, FAULTS["layers one lower"]))
+    return wrong_run, audit_options(wrong_run, str(models.TARGET), DRAFTERS[setting.drafter]["draft_model"], 40)
 
 
 def test_the_place_is_asked_for_where_the_models_disagree(run):

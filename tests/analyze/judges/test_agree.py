@@ -76,13 +76,13 @@ def damaged(edits, most):
     return st.builds(changed, st.sampled_from(NAMES).map(sample), edits, steps)
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(damaged(DAMAGE, 4))
 def test_damaged_captures(history):
     assert contradictions(history) == []
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(damaged(st.sampled_from(OTHERWISE), 60))
 def test_misplaced_steps(history):
     assert contradictions(history) == []
@@ -93,7 +93,7 @@ def test_the_samples(name):
     assert contradictions(sample(name)) == []
 
 
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(damaged(DAMAGE, 4))
 def test_no_difference_means_that_nothing_is_marked(history):
     """compare: "the same" is said where no row of any table is starred or marked."""

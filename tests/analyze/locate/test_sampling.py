@@ -1,6 +1,5 @@
 """Sampling rules and verdicts: what is planted is located at its operation; where nothing is, nothing is."""
 
-import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -34,7 +33,7 @@ from tests.faults.models import TARGET, tokens_of
 from tests.faults.planted.drafts import FAULTS as DRAFTS
 from tests.faults.planted.rules import params_of
 from tests.faults.planted.trials import tried
-from tests.faults.settings import DRAFTERS, SETTINGS, Setting, history, record
+from tests.faults.settings import DRAFTERS, Setting, capture, history, short
 from tests.support import records
 
 WARM = {"temperature": 0.9}
@@ -52,11 +51,11 @@ ALL = {
 }
 
 
-def located(folder, drafter, params, install=None, **more):
+def located(drafter, params, install=None, **more):
     """Of a run with a fault: what is located, of the target, the drafter, and the verdict."""
-    setting = Setting(drafter, params, **{"requests": 6, "tokens": 60, **more})
+    setting = Setting(drafter, params, **{"requests": 4, "tokens": 50, **more})
     fault = None if install is None else Fault("planted", Cause.RULES_WRONG, install, "")
-    run = history(record(setting, folder / "run.jsonl", fault))
+    run = history(capture(setting, fault))
     options = audit_options(run, str(TARGET), DRAFTERS[drafter].get("draft_model"), 400)
     case, judged, models = case_of(run), audit(run, "run", options), Models(options)
     sampled = [search_sampling(case, judged, models, drafter=drafter) for drafter in (False, True)]
@@ -93,9 +92,9 @@ PLANTED = {  # by the words of the variant: drafter, parameters, what is planted
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("words", PLANTED)
-def test_a_rule_that_is_applied_wrongly_is_located(words, tmp_path):
+def test_a_rule_that_is_applied_wrongly_is_located(words):
     drafter, params, install, operation = PLANTED[words]
-    (found,) = located(tmp_path, drafter, params, install)
+    (found,) = located(drafter, params, install)
     assert found.operation.stage is Stage.SAMPLING
     assert found.operation.name == operation
     assert words in found.looks, found.sentence
@@ -114,46 +113,45 @@ def test_a_rule_that_is_applied_wrongly_is_located(words, tmp_path):
         (tried(accept=lambda coin, a, q: coin < a * a), "the coin below the square of p / q"),
     ],
 )
-def test_what_a_verdict_takes_in_place_of_its_ratio_is_located(install, looks, tmp_path):
-    found = located(tmp_path, "early chain", {"temperature": 1.2}, install, requests=9)
+def test_what_a_verdict_takes_in_place_of_its_ratio_is_located(install, looks):
+    found = located("early chain", {"temperature": 1.2}, install, requests=9, tokens=60)
     (found,) = [one for one in found if one.operation.stage is Stage.VERDICT]
     assert found.operation.name == "acceptance"
     assert looks in found.looks, found.sentence
     assert found.explained >= 0.9 * found.differing
 
 
-def test_a_cut_is_located_by_what_is_recorded(tmp_path):
+def test_a_cut_is_located_by_what_is_recorded():
     setting = Setting("early tree", {"temperature": 1.1, "top_k": 6}, requests=4, tokens=30)
     fault = Fault("planted", Cause.RULES_WRONG, params_of(lambda params: {"top_k": params.top_k + 2}), "")
-    found = located_cut(case_of(history(record(setting, tmp_path / "run.jsonl", fault))))
+    found = located_cut(case_of(history(capture(setting, fault))))
     assert (found.operation.name, found.looks) == ("top-k", "top-k with 8 tokens, not 6")
     assert found.explained == found.differing > 0
-    assert located_cut(case_of(history(record(setting, tmp_path / "healthy.jsonl")))) is None
+    assert located_cut(case_of(history(capture(setting)))) is None
 
 
 @pytest.mark.slow
-def test_a_draw_beside_its_coin_is_located(tmp_path):
-    setting = dataclasses.replace(SETTINGS["early chain warm"], requests=6, tokens=40)
+def test_a_draw_beside_its_coin_is_located():
     fault = next(fault for fault in DRAFTS if fault.name == "draws one token early")
-    found = located_draws(case_of(history(record(setting, tmp_path / "run.jsonl", fault))))
+    found = located_draws(case_of(history(capture(short("early chain warm", requests=6), fault))))
     assert found[0].operation.name == "draft draw"
 
 
-def test_a_ratio_without_its_paths_product_is_told_under_block(tmp_path, monkeypatch):
+def test_a_ratio_without_its_paths_product_is_told_under_block(monkeypatch):
     monkeypatch.setitem(DRAFTERS, "block", {**DRAFTERS["early chain"], "rule": "block"})
     setting = Setting("block", {"temperature": 1.2}, requests=6, tokens=40)
     fault = Fault("planted", Cause.RATIO_TEST, planted.ratios_without_their_path, "")
-    found = located_formulas(case_of(history(record(setting, tmp_path / "run.jsonl", fault))))
+    found = located_formulas(case_of(history(capture(setting, fault))))
     assert [one.looks for one in found if one.operation.name == "acceptance"] == [
         "the draft's own ratio, without its path's"
     ]
-    assert located_formulas(case_of(history(record(setting, tmp_path / "healthy.jsonl")))) == []
+    assert located_formulas(case_of(history(capture(setting)))) == []
 
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("drafter", ["early tree", "eagle chain"])
-def test_healthy_runs_with_all_rules_have_nothing_located(drafter, tmp_path):
-    assert located(tmp_path, drafter, ALL) == []
+def test_healthy_runs_with_all_rules_have_nothing_located(drafter):
+    assert located(drafter, ALL) == []
 
 
 def by_transformers(place):
@@ -175,8 +173,8 @@ def by_transformers(place):
     return row.softmax(-1)[0]
 
 
-def test_the_right_recipe_is_transformers_and_the_audits(tmp_path):
-    run = history(record(Setting("early tree", ALL, requests=3, tokens=30), tmp_path / "run.jsonl"))
+def test_the_right_recipe_is_transformers_and_the_audits():
+    run = history(capture(Setting("early tree", ALL, requests=3, tokens=30)))
     case, models = case_of(run), Models(audit_options(run, str(TARGET), "self:4", 100))
     places = Places(rows_of(case, models, "p", case.drafting[:12]))
     made = RuledRows(places, "p", None).distributions(RIGHT, range(len(places.every)))

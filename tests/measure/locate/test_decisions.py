@@ -27,15 +27,18 @@ class Planted:
     looks: str = ""
     params: dict = field(default_factory=lambda: WARM)
     rule: str = "standard"
+    requests: int = 6
 
 
 more_p = params_of(lambda params: {"min_p": 8 * params.min_p})
 harder = tried(accept=lambda coin, a, q: coin * 1.1 < a)
 FAULTS = {
-    "top-k": Planted(sampled.one_token_more, "model tree", "sampling: top-k", "one more token", {**HOT, "top_k": 4}),
+    "top-k": Planted(
+        sampled.one_token_more, "model tree", "sampling: top-k", "one more token", {**HOT, "top_k": 4}, requests=4
+    ),
     "top-p": Planted(cut_first, "model tree", "sampling: top-p", "before", {**HOT, "top_p": 0.8}),
-    "min-p": Planted(more_p, "model tree", "sampling: min-p", params={**HOT, "min_p": 0.02}),
-    "head": Planted(sampled.louder_now_and_then, "eagle tree", "drafter: lm_head", "1.05"),
+    "min-p": Planted(more_p, "model tree", "sampling: min-p", params={**HOT, "min_p": 0.02}, requests=4),
+    "head": Planted(sampled.louder_now_and_then, "eagle tree", "drafter: lm_head", "1.05", requests=3),
     "block": Planted(sampled.without_the_path, "early chain", "verdict: acceptance", rule="block"),
     "decision": Planted(harder, "early chain", "verdict: acceptance"),
     "residual": Planted(tried(reject=unchanged), "ngram tree", "verdict: residual"),
@@ -49,12 +52,12 @@ FAULTS = {
 }
 
 
-def of(planted, folder, dtype, requests=6):
+def of(planted, folder, dtype):
     """A run in a dtype, judged with the fault in every engine."""
     how = {**DRAFTERS[planted.drafter], "dtype": dtype, "rule": planted.rule}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(settings.DRAFTERS, "here", how)
-        setting = Setting("here", planted.params, requests=requests, tokens=40)
+        setting = Setting("here", planted.params, requests=planted.requests, tokens=40)
         return diagnosed(record(setting, folder / "run.jsonl"), setting, place=True)
 
 
@@ -81,14 +84,14 @@ BIAS = {"presence_penalty": 0.7, "logit_bias": {5: 1.5, 9: -3.0}}
 HEALTHY = {
     "greedy tree": Planted(None, "model tree", "", params={}),
     "rules": Planted(None, "model tree", "", params=RULES),
-    "cuts": Planted(None, "eagle tree", "", params={**HOT, "top_k": 7, "top_p": 0.8, "min_p": 0.02}),
+    "cuts": Planted(None, "eagle tree", "", params={**HOT, "top_k": 7, "top_p": 0.8, "min_p": 0.02}, requests=3),
     "cold": Planted(None, "early chain", "", params={"temperature": 1e-4}),
     "coldest": Planted(None, "early chain", "", params={"temperature": 1e-38}),
     "dynamic": Planted(None, "eagle dynamic", ""),
     "lookup": Planted(None, "ngram tree", ""),
     "suffix": Planted(None, "suffix", "", params={"temperature": 0.7, "top_p": 0.9}),
     "no drafter": Planted(None, "none", ""),
-    "block": Planted(None, "early chain", "", rule="block"),
+    "block": Planted(None, "early chain", "", rule="block", requests=3),
     "traversal": Planted(None, "early tree", "", rule="traversal"),
     "hot": Planted(None, "early chain", "", params=HOT),
     "match": Planted(None, "early tree", "", rule="match"),
