@@ -41,8 +41,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "name"), enumerate(RULES))
 def test_a_planted_rule_is_found(name, seed):
     facts = random_facts(seed)
     differs = RULES[name](facts)
@@ -63,7 +62,7 @@ def test_of_many_items_some_are_searched_and_the_figures_are_over_all(name, monk
     assert found.total_in + found.total_out == len(differs)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), miss=st.floats(0, 0.3), false=st.floats(0, 0.05), depth=st.integers(2, 5))
 def test_a_rule_is_found_behind_noise(seed, miss, false, depth):
     """Some that should differ do not (they agree by chance), and a few others do."""
@@ -81,11 +80,11 @@ def test_a_rule_is_found_behind_noise(seed, miss, false, depth):
 )
 def test_noise_has_no_condition(share):
     found = 0
-    for seed in range(60):
+    for seed in range(20):
         facts = random_facts(seed, items=600)
         differs = np.random.default_rng(1000 + seed).random(600) < share
         found += find(facts, differs) is not None
-    assert found <= 3
+    assert found <= 1
 
 
 def test_items_of_a_cluster_count_as_one():

@@ -28,7 +28,7 @@ def test_a_sample_gives_what_it_gave(path: str, tmp_path: Path, monkeypatch: pyt
     assert list(differences(KEPT[path], found)) == []
 
 
-SHORT, LONG = 6, 24  # laps of a sample of a few requests
+SHORT, LONG = 4, 12  # laps of a sample of a few requests
 VERBS = {
     "report": lambda history: build_report(history, source="a").to_dict(),
     "verify": lambda history: judge(history, source="a"),

@@ -54,13 +54,13 @@ def test_filled_trees_are_a_remark():
 
 
 def test_a_first_token_of_which_nobody_saw_p_is_left_out_and_counted():
-    found = audited("chain_sampled", sample=24)
+    found = audited("chain_sampled", sample=4)
     assert failed(found) == set()
     assert found.finding("final p").note == "1 step whose p was not recorded left out"
 
 
 def test_lookups_in_the_texts_of_all_requests_are_not_judged():
-    found = audited("ngram_greedy", sample=12)
+    found = audited("ngram_greedy", sample=4)
     assert failed(found) == set()
     text = verdict(found.findings, found.audited, found.unjudged)
     assert "The drafter was not judged: this engine looks up drafts in the texts of all its requests" in text

@@ -356,7 +356,7 @@ def check(found):
 
 
 @given(runs, runs, st.booleans(), plants)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_verdict_tables_and_headline_agree(how, other, alike, plant):
     a = side(**how)
     b = side(**(how if alike else other), plant=plant)
@@ -364,7 +364,7 @@ def test_verdict_tables_and_headline_agree(how, other, alike, plant):
 
 
 @given(st.sampled_from(["drops", "rises", "differs"]), st.sampled_from(["0", "0.01", "1%", "5%"]), st.integers(1, 4))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_every_row_can_be_a_condition_and_is_judged_by_its_interval(way, size, seed):
     sides = [side(seed=at, blur=blur) for at, blur in ((seed, 0.3), (seed + 10, 0.45))]
     found = compare(*sides)

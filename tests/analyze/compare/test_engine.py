@@ -12,11 +12,11 @@ from tests.faults.planted import FAULTS
 
 
 def ran(engine, *, batch=3, temperature=1.0):
-    """A run of all prompts as a side."""
+    """A run of some prompts as a side."""
     fresh(engine, 64)
     before, engine.scheduler.max_batch = engine.scheduler.max_batch, batch
-    for number, prompt in enumerate(PROMPTS):
-        params = SamplingParams(temperature=temperature, seed=number, max_tokens=24, ignore_eos=True)
+    for number, prompt in enumerate(PROMPTS[:3]):
+        params = SamplingParams(temperature=temperature, seed=number, max_tokens=20, ignore_eos=True)
         engine.add(prompt, params)
     history, engine.scheduler.max_batch = drained(engine), before
     return from_history(history, "run")

@@ -17,7 +17,7 @@ RUNS = {  # by name: the engine, and how it samples
 }
 
 
-def run(engine, blocks=60, max_tokens=40, **params):
+def run(engine, blocks=60, max_tokens=30, **params):
     """A history of five requests, three at a time."""
     fresh(engine, blocks)
     return audited.run(engine, {"ignore_eos": False, **params}, max_tokens)

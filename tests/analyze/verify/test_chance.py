@@ -93,7 +93,7 @@ TOLD = [(tree, drawn) for tree in ("3", "2x2", "3x1", "[(0,),(1,),(0,0),(0,1)]")
 )
 def test_healthy_runs_raise_no_alarm(tree, drawn, tells):
     """Short ones, with fixed seeds: of healthy runs one in a hundred may be accused by chance. `tells`: of draws."""
-    for seed in range(6 if tells else 15):
+    for seed in range(5 if tells else 10):
         steps = 25 if tells else 10 + 12 * seed
         trial = judge(Synthetic(seed, tree, drawn, tells_draws=tells).run(2, steps), source="x")
         assert [finding.name for finding in trial.failed] == [], f"seed {seed}"
@@ -295,10 +295,15 @@ def of_requests(record, names):
     )
 
 
+@pytest.fixture(scope="module")
+def whole():
+    """A healthy run of many short requests."""
+    return Synthetic(3, "2x2", WITHOUT).run(300, 6)
+
+
 @pytest.mark.parametrize("by_outcome", [True, False])
-def test_a_sample_of_a_healthy_run_is_not_convicted(by_outcome):
+def test_a_sample_of_a_healthy_run_is_not_convicted(whole, by_outcome):
     """Requests with poor acceptance were chosen: their acceptance is poor, which is no fault of the sampler."""
-    whole = Synthetic(3, "2x2", WITHOUT).run(300, 6)
     taus = {name: request.acceptance.tau for name, request in whole.requests.items()}
     most = sorted(taus.values())[100]
     chosen = {name for name in taus if taus[name] < most}
@@ -334,13 +339,13 @@ def test_another_engines_coins_may_follow_from_the_position_of_each_token(run, r
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_server_whose_clients_use_few_seeds_is_not_accused(ours):
-    """Prompts of seven lengths under each of 60 seeds: what follows from a seed and a position is no new chance."""
+    """Prompts of seven lengths under each of 30 seeds: what follows from a seed and a position is no new chance."""
     run = dataclasses.replace(histories.RUN, versions=histories.RUN.versions if ours else {"vllm": "0.32.0"})
     history, half = History(run=run), np.full(2, 0.5)
     tree = DraftTree.build([1, 1], [ROOT, 0])
-    of_seed = np.random.default_rng(0).random((60, 100))  # another engine's: by the position of the token
-    for number in range(690):
-        seed, prompt = number % 60, np.ones(10 + 3 * (number // 60 % 7), np.int32)
+    of_seed = np.random.default_rng(0).random((30, 100))  # another engine's: by the position of the token
+    for number in range(345):
+        seed, prompt = number % 30, np.ones(10 + 3 * (number // 30 % 7), np.int32)
         info = records.info(f"r{number}", "", prompt, params=SamplingParams(temperature=1.0, seed=seed, max_tokens=5))
         for index in range(5):
             root = len(prompt) - 1 + index
