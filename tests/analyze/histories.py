@@ -9,10 +9,10 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import DraftNotes, FinishReason, RunInfo
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.capture import CaptureWriter
 from specscope.tree_shape import TreeShape, parse_tree
 from tests.support import records as made
 from tests.support.records import floats, ints
+from tests.trace.samples import written
 
 MS = made.MS
 PROMPT = 10  # tokens, of what `decode` gives
@@ -124,8 +124,4 @@ def small():
 
 def write(history, path, run=None):
     """The capture of a history. `run`: another header for it."""
-    writer = CaptureWriter(path, run or history.run, history.vocabulary)
-    for one in history.steps:
-        writer(one)
-    writer.close()
-    return path
+    return written(path, history.steps, run or history.run, history.vocabulary)

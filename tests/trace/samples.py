@@ -5,6 +5,7 @@ import numpy as np
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.spans import Encoder, SpanLevel
 from specscope.trace.wire.unspan import Decoder
 from tests.support import records as made
@@ -45,6 +46,15 @@ def records():
         record(2, (part(2, chain, rejected, 2),)),
         record(3, (part(3, tree, bonus, 3),), finished=(end,)),
     ]
+
+
+def written(path, told=None, run=RUN, vocabulary=None, **more):
+    """The capture of a run: of these records, or of those above."""
+    writer = CaptureWriter(path, run, vocabulary or Vocabulary(), **more)
+    for one in records() if told is None else told:
+        writer(one)
+    writer.close()
+    return path
 
 
 def encoded(records, run=RUN, vocabulary=None, level=SpanLevel.TREES):

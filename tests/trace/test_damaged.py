@@ -15,7 +15,6 @@ from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.trace.wire.unspan import HELD, STEPS_BEHIND, Decoder
@@ -23,9 +22,8 @@ from tests.support.commands import run_here
 from tests.sweep import wrong_with
 from tests.trace.damage import DEPTH, SAMPLES, TRACES, set_value, small, spans_of, with_wrong_numbers
 from tests.trace.look_at import look_at
-from tests.trace.samples import decode, encoded, records
+from tests.trace.samples import decode, encoded, records, written
 from tests.trace.strategies import RUN
-from tests.trace.wire.test_capture import write
 
 # Faults that were seen, each in one span of a run of four steps.
 
@@ -225,7 +223,7 @@ def test_one_step_without_evidence_does_not_cost_the_file(tmp_path):
 
 def test_warnings_are_few_however_much_is_damaged(tmp_path):
     path = tmp_path / "run.jsonl"
-    write(path, records())
+    written(path)
     noise = [json.dumps({"resourceSpans": {f"{chr(97 + n % 26)}" * n: n}}) for n in range(200)]
     with path.open("a") as stream:
         stream.write("\n".join([*noise, "[" * DEPTH, "\x00", '"' + "x" * 10**6, ""]))
@@ -292,10 +290,7 @@ def hostile_records():
 def test_text_of_a_capture_never_takes_hold_of_the_terminal(tmp_path):
     path, sent = tmp_path / "run.jsonl", list(hostile_records())
     run = replace(hostile(RUN), run_id=RUN.run_id, evidence=RUN.evidence)
-    writer = CaptureWriter(path, run, Vocabulary({i: HOSTILE.encode() for i in range(100)}))
-    for record in sent:
-        writer(record)
-    writer.close()
+    written(path, sent, run, Vocabulary({i: HOSTILE.encode() for i in range(100)}))
     assert read_capture(path).history.steps == sent  # exact, all the same
     assert look_at(path, page=True) == 4
 

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specscope.trace.extract import STRETCH, part_of, write_part
-from specscope.trace.history.history import History
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.otlp_json import read_line
 from specscope.trace.wire.reading import read_capture
+from tests.analyze.histories import history as history_of
 from tests.test_traces import TRACES
 from tests.trace.sampled_runs import sampled_runs
 from tests.trace.strategies import RUN, runs, vocabularies
@@ -19,13 +19,6 @@ from tests.trace.strategies import RUN, runs, vocabularies
 TOKEN = 77_000_000
 SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # a busy machine draws few runs in a second
 any_run = settings(max_examples=30, suppress_health_check=SLOW, deadline=None)
-
-
-def told(records, run=RUN):
-    history = History(run=run)
-    for record in records:
-        history.append(record)
-    return history
 
 
 def cut(folder, history, places, privacy=Privacy.EVERYTHING, vocabulary=None):
@@ -68,7 +61,7 @@ def named(records, like="<{}>"):
 @given(sampled_runs(), st.data())
 @any_run
 def test_of_any_run_a_part_is_what_was_sent_and_nothing_else(tmp_path, records, data):
-    history = told(named(records))
+    history = history_of(named(records), RUN)
     everyone = {info.id for record in records for info in record.admitted}
     if not history.requests:
         return
@@ -101,7 +94,7 @@ def test_of_any_run_a_part_is_what_was_sent_and_nothing_else(tmp_path, records, 
 @any_run
 def test_whatever_a_step_holds_goes_along(tmp_path, records, vocabulary, data):
     records = [replace(record, branch=0, after=None, aggregate=None) for record in records]
-    history = told(records)
+    history = history_of(records, RUN)
     if not history.requests:
         return
     chosen = data.draw(st.lists(st.sampled_from(sorted(history.requests)), min_size=1, unique=True))

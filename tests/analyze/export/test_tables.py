@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from weakref import WeakValueDictionary
 
 import pyarrow.parquet as pq
@@ -16,7 +15,6 @@ from specscope.analyze.export.exporting import export
 from specscope.analyze.export.schema import SCHEMAS
 from specscope.trace.record.declared import same
 from specscope.trace.wire.reading import read_capture
-from tests.analyze import histories
 from tests.trace import samples
 from tests.trace.strategies import RUN, runs, vocabularies
 
@@ -28,16 +26,12 @@ def read(folder, name):
     return pq.read_table(folder / f"{name}.parquet").to_pylist()
 
 
-def write(path, records, vocabulary, run=RUN):
-    return histories.write(SimpleNamespace(run=run, vocabulary=vocabulary, steps=records), path)
-
-
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(records=runs(), vocabulary=vocabularies)
 def test_whatever_a_capture_may_hold(records, vocabulary, tmp_path_factory):
     """A row for each step, node and end; the same where rows are written after almost every step, in small groups."""
     folder = tmp_path_factory.mktemp("random")
-    path = write(folder / "run.jsonl", records, vocabulary)
+    path = samples.written(folder / "run.jsonl", records, vocabulary=vocabulary)
     export([str(path)], str(folder / "tables"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "MOST_STEPS", 2)
@@ -60,7 +54,7 @@ def test_whatever_a_capture_may_hold(records, vocabulary, tmp_path_factory):
 
 
 def test_steps_are_let_go(tmp_path, monkeypatch):
-    """Of two thousand no more are held than are written together and read meanwhile; and of their columns one set."""
+    """Of eight hundred no more are held than are written together and read meanwhile; and of their columns one set."""
     held, columns, most = WeakValueDictionary(), WeakValueDictionary(), [0, 0]
 
     def counted(*given):
@@ -79,8 +73,8 @@ def test_steps_are_let_go(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "SLICE", 0.0)
     monkeypatch.setattr(rows, "Columns", made)
     monkeypatch.setattr(rows, "MOST_STEPS", 100)
-    lengthen(str(TRACES / "planted.jsonl"), tmp_path / "long.jsonl", 2000)
-    assert export([str(tmp_path / "long.jsonl")], str(tmp_path / "tables")).rows["steps"] == 2000
+    lengthen(str(TRACES / "planted.jsonl"), tmp_path / "long.jsonl", 800)
+    assert export([str(tmp_path / "long.jsonl")], str(tmp_path / "tables")).rows["steps"] == 800
     assert 100 <= most[0] < 400
     assert most[1] <= 2
 
@@ -123,7 +117,8 @@ def test_output_position_is_the_output_before_the_step(tmp_path):
 
 def exported(folder, records):
     """The rows of each table."""
-    path = write(folder / "run.jsonl", records, read_capture(TRACES / "planted.jsonl").history.vocabulary)
+    vocabulary = read_capture(TRACES / "planted.jsonl").history.vocabulary
+    path = samples.written(folder / "run.jsonl", records, vocabulary=vocabulary)
     export([str(path)], str(folder / "tables"))
     return {name: read(folder / "tables", name) for name in ("steps", "requests", "nodes", "finals")}
 

@@ -11,12 +11,12 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.trial import judge
-from specscope.trace.history.history import History
 from specscope.trace.record.draft_vocabulary import draft_tokens
 from specscope.trace.record.records import FinalKind, FinishReason, Outcome, Preceded
 from specscope.trace.record.tree import Drawn
 from tests.analyze import edits
 from tests.analyze.edits import at, changed, check, edited, elder, failed, of, passed, put, replaced, sample
+from tests.analyze.histories import history as history_of
 from tests.analyze.synthetic import Synthetic
 from tests.engines import PROMPTS, fresh
 from tests.heads import DRAFT_VOCAB
@@ -343,9 +343,7 @@ def test_a_run_that_went_back_is_consistent(bench, drafter):
             record = engine.step()
             found[record.step] = record
             steps -= 1
-    history = History(run=engine.run_info, vocabulary=engine.vocabulary)
-    for _, record in sorted(found.items()):
-        history.append(record)
+    history = history_of([record for _, record in sorted(found.items())], engine.run_info)
     assert [record.step for record in history.steps if record.rewound] == [10, 13]
     assert failed(history) == []
 

@@ -17,13 +17,12 @@ from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.text import render_trial
 from specscope.analyze.verify.trial import judge
-from specscope.trace.history.history import History
 from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, resource_attributes
 from tests.analyze.audit.runs import RULES, drained, run
 from tests.analyze.edits import TRACES, changed, check, edited, of, sample
-from tests.analyze.histories import RUN
+from tests.analyze.histories import history as history_of
 from tests.analyze.texts import page
 from tests.engines import HEAD, pressed
 from tests.trace import strategies
@@ -50,10 +49,7 @@ def test_the_text_names_each_check_and_how_to_see_it(runs):
 @given(strategies.runs())
 def test_any_run_that_can_be_read_is_judged(records):
     """Whatever the numbers are: an answer, never an error."""
-    history = History(run=RUN)
-    for record in records:
-        history.append(record)
-    trial = judge(history, source="x")
+    trial = judge(history_of(records), source="x")
     assert trial.exit in Exit
     assert orjson.loads(orjson.dumps(trial.to_dict()))["groups"]
 

@@ -41,17 +41,11 @@ eagle r1@11: Accepted 1 of 3 levels: ‘1’. Target wanted ‘2’ (raw p 0.655
   probability 2e-04. Then also rejected: ‘1’ (raw p 0.254, 2nd; draft p 0.216, 2nd), node 9. Then also rejected: ‘8’
   (raw p 2e-04; draft p 0.111, 3rd), node 10. All drafts there were rejected, so ‘2’ is a recovered token:
   greedy decoding takes the top token.
-eagle r2@24/0: Target wanted ‘␣for’ (raw p 0.921, 1st; draft p 0.006, 15th), drafted ‘,’ (raw p 0.029, 3rd; draft p
-  0.263, 1st). Rejected: greedy decoding takes the target's top token, ‘␣for’. The drafter ranks ‘␣for’ 15th here: a
-  tree 15 wide at this place would hold it; this one is 4 wide. At temperature 1 it would be accepted with probability
-  0.029.
 ngram r0@4/2: Drafted ‘⏎’. Not tried: its parent ‘<|im_end|>’ was rejected; the target would have taken it there.
 evidence r0@0: Nothing was drafted: first token after the prompt. The final token ‘print’ is the target's own: drawn
   from p (its probability there: 0.262; coin 0.752).
 evidence r0@1/0: Target wanted ‘(’ (p 0.861; raw p 0.746, 1st; q 0.976; draft p 0.913, 1st), and it was drafted.
   Accepted: coin 0.3552 < a = min(1, p / q) = min(1, 0.861 / 0.9758) = 0.8824.
-evidence r0@1/1: Target wanted ‘(’ (p 0.861; raw p 0.746, 1st; q 0.976; draft p 0.913, 1st), drafted ‘()’ (p 3e-05;
-  raw p 2e-04; q 0.001). Not tried: its sibling ‘(’ was accepted.
 evidence r0@1/4: Drafted ‘⏎’ (p 0.520; q 0.475). Not tried: its parent ‘()’ was not tried.
 evidence r0@5: Accepted 0 of 4 levels. Target wanted ‘␣=’ (p 0.594; raw p 0.434, 1st; draft p 0.052, 3rd), drafted ‘`’
   (p 5e-07; raw p 6e-06; q 0.063; draft p 0.048, 4th). Rejected: coin 0.3325 ≥ a = min(1, p / q) = min(1, 4.582e-07 /
@@ -68,9 +62,6 @@ evidence r2@15/1: Target wanted ‘␣tilt’ (p 0.402; raw p 0.323, 1st; outsid
 sampled r1@9/1: Target wanted ‘ED’ (p 0.951; raw p 0.811, 1st; draft p 3e-05, 348th), drafted ‘␣number’ (p 9e-05; raw
   p 5e-04; q 0.069). Rejected: coin 0.9058 ≥ a = min(1, p / q) = min(1, 0 / 0.08466) = 0; p was 8.662e-05 before its
   earlier siblings were rejected. The drafter ranks ‘ED’ 348th here: no tree is that wide.
-why_sampled 0-a94ff275@1/0: Target wanted ‘␣are’ (p 0.367; raw p 0.237, 1st; draft p 0.025, 7th), drafted ‘␣can’ (p
-  0.084; raw p 0.073, 3rd; draft p 0.332, 1st). Rejected: coin 0.2343 ≥ a = p = 0.08395: the token was not drawn, so q
-  is 1. The drafter ranks ‘␣are’ 7th here: a tree 7 wide at this place would hold it; this one is 1 wide.
 why_sampled 1-ac17a2f8@1: Accepted 2 of 3 levels: ‘⏎’ ‘<|im_start|>’. Target wanted ‘ass’ (p 0.682; raw p 0.647, 1st;
   draft p 0.923, 1st), and it was drafted. Rejected: coin 0.9133 ≥ a = p = 0.6825: the token was not drawn, so q is 1.
   At temperature 0 it would be accepted: it is the target's likeliest token. All drafts there were rejected, so ‘user’

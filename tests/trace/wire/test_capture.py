@@ -27,7 +27,7 @@ from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.trace.wire.sending import readable
 from specscope.trace.wire.spans import engine_resource, resource_attributes
 from tests.processes import room_for
-from tests.trace.samples import encoded
+from tests.trace.samples import encoded, written
 from tests.trace.samples import record as sample
 from tests.trace.samples import records as some_records
 from tests.trace.strategies import RUN, runs, vocabularies
@@ -46,20 +46,13 @@ def test_a_line_is_what_the_official_exporter_writes(records, vocabulary):
     assert ours == official
 
 
-def write(path, records, vocabulary=None, run=RUN):
-    writer = CaptureWriter(path, run, vocabulary or Vocabulary({i: b"x%d" % i for i in range(60000)}))
-    for record in records:
-        writer(record)
-    writer.close()
-
-
 NAMES = ("run.jsonl", "run.jsonl.gz", "run.jsonl.zst")
 
 
 def test_every_cut_is_read_up_to_the_cut(tmp_path):
     path, cut = tmp_path / "run.jsonl", tmp_path / "cut.jsonl"
     records = some_records()
-    write(path, records)
+    written(path, records)
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
     for size in range(first, len(whole), 97):
@@ -75,7 +68,7 @@ def test_every_cut_is_read_up_to_the_cut(tmp_path):
 
 
 def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path):
-    write(tmp_path / "run.jsonl", some_records()[:-1])
+    written(tmp_path / "run.jsonl", some_records()[:-1])
     assert read_capture(tmp_path / "run.jsonl").warnings[-1] == "1 of 1 request did not end in this file"
 
 
@@ -89,7 +82,7 @@ def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path):
 )
 def test_a_damaged_line_is_named_and_left_out(tmp_path, line, why):
     path = tmp_path / "run.jsonl"
-    write(path, some_records())
+    written(path, some_records())
     first, *others = path.read_text().splitlines(keepends=True)
     resource = json.loads(first)["resourceSpans"][0]["resource"]
     line = line.replace("RESOURCE", json.dumps(resource))
@@ -170,11 +163,11 @@ def test_a_compressed_capture_is_one_stream_and_is_read_while_it_is_written(tmp_
     other = CaptureWriter(path, RUN, Vocabulary(), existing=Existing.NEW_NAME)
     assert other.path == tmp_path / f"run.jsonl.2{path.suffix}"
     other.close()
-    write(path, records[:1])  # ours may be replaced
+    written(path, records[:1])  # ours may be replaced
     assert read_capture(path).history.steps == records[:1]
     path.write_bytes(gzip.compress(b"letters"))
     with pytest.raises(UserError, match="was not written by this command"):
-        write(path, records)
+        written(path, records)
 
 
 def test_zstd_without_a_library_is_one_line_before_anything_is_written(tmp_path, monkeypatch):
@@ -188,7 +181,7 @@ def test_zstd_without_a_library_is_one_line_before_anything_is_written(tmp_path,
         with pytest.raises(UserError, match=r"zstd needs pip install zstandard, or Python 3\.14; a name in \.gz needs"):
             refused()
     assert not path.exists()
-    write(tmp_path / NAMES[1], some_records())
+    written(tmp_path / NAMES[1], some_records())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -254,7 +247,7 @@ def test_while_a_capture_is_read_it_is_told_how_long_the_rest_takes():
 def test_a_line_without_end_is_left_out_without_being_held(tmp_path, monkeypatch):
     for module in ("kinds", "wire.unwrap"):
         monkeypatch.setattr(f"specscope.trace.{module}.LARGEST", 2**20)
-    write(tmp_path / "run.jsonl", some_records())
+    written(tmp_path / "run.jsonl", some_records())
     first, *rest = (tmp_path / "run.jsonl").read_bytes().splitlines(keepends=True)
     long = b'{"resourceSpans": [' + b"{}, " * 6 * 2**20 + b"{}]}\n"
     (tmp_path / "long.jsonl").write_bytes(b"".join([first, long, *rest, long[:-1]]))

@@ -14,13 +14,12 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from specscope.errors import UserError
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest, lacks_draft_tokens, pack
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.schema import is_ours
 from specscope.trace.wire.sending import SpanSink
 from specscope.trace.wire.spans import SpanLevel, brief, engine_resource, resource_attributes
 from specscope.trace.wire.unspan import run_info
-from tests.trace.samples import records
+from tests.trace.samples import records, written
 from tests.trace.strategies import RUN
 
 KNOWN = np.sort(np.random.default_rng(0).choice(128_000, 32_000, replace=False))  # as EAGLE-3 heads have
@@ -33,14 +32,6 @@ def parts(path):
         for part in json.loads(line)["resourceSpans"]:
             resource = {each["key"]: each["value"].get("stringValue") for each in part["resource"]["attributes"]}
             yield resource, part["scopeSpans"][0]["spans"]
-
-
-def write(path, run=RUN, **more):
-    writer = CaptureWriter(path, run, Vocabulary(), **more)
-    for record in records():
-        writer(record)
-    writer.close()
-    return path
 
 
 def sent(run=RUN, level=SpanLevel.TREES, **more):
@@ -67,7 +58,7 @@ def test_requests_and_engine_steps_are_under_two_services(monkeypatch, tmp_path,
     monkeypatch.setenv("OTEL_SERVICE_NAME", service)
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", attributes)
     by_service = {}
-    for resource, spans in parts(write(tmp_path / "run.jsonl", service=name)):
+    for resource, spans in parts(written(tmp_path / "run.jsonl", service=name)):
         assert resource.get("k8s.pod.name") == ("p-1" if "p-1" in attributes else None)
         by_service.setdefault(resource["service.name"], set()).update(span["name"] for span in spans)
     assert by_service == {
@@ -114,7 +105,7 @@ def test_the_resource_of_a_run_with_a_head_has_at_most_1500_bytes():
 
 
 def test_a_file_has_the_draft_vocabulary_once_and_is_read_from_any_line_on(tmp_path):
-    path = write(tmp_path / "run.jsonl", HEAD)
+    path = written(tmp_path / "run.jsonl", run=HEAD)
     assert path.read_text().count(HEAD.draft_tokens) == 1
     assert [resource[DRAFT_TOKENS] for resource, _ in parts(path)][1:] == [digest(HEAD.draft_tokens)] * 2
     whole = read_capture(path)

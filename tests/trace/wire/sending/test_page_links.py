@@ -6,11 +6,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from specscope.errors import UserError
 from specscope.remote.receiver import Receiver
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.sending import PAGE_URL, Sender, SpanSink
 from specscope.trace.wire.spans import SpanLevel
 from tests.processes import free_port
-from tests.trace.samples import records
+from tests.trace.samples import records, written
 from tests.trace.strategies import RUN
 
 
@@ -43,11 +42,7 @@ def test_each_decode_step_links_to_its_place(level, monkeypatch, tmp_path):
         if name == "decode_step":
             place = f"{request.string_value}@{step.int_value}"
             assert page == f"https://host/pages/{RUN.run_id}.html?x=1#{place}"
-    writer = CaptureWriter(tmp_path / "run.jsonl", RUN, Vocabulary())
-    for record in records():
-        writer(record)
-    writer.close()
-    assert "specscope.page" not in (tmp_path / "run.jsonl").read_text()
+    assert "specscope.page" not in written(tmp_path / "run.jsonl").read_text()
 
 
 def test_without_it_there_is_no_link(monkeypatch):
