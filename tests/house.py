@@ -55,10 +55,7 @@ FRAGMENTS: dict[str, int] = {
     "specscope/vllm/launch.py": 1,
 }
 
-SLEEPS: dict[str, int] = {
-    "tests/vllm/test_debugger.py": 2,
-    "tests/vllm/test_real_debug.py": 2,
-}
+SLEEPS: dict[str, int] = {}
 
 
 def sources():

@@ -6,9 +6,10 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from itertools import count
+from traceback import walk_stack
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 
 from specscope.errors import UserError
 from specscope.remote.debug_socket import AttachedCommands, DebugServer
-from specscope.remote.held import HeldCommands
+from specscope.remote.held import Gate, HeldCommands
 from specscope.trace.inside import gathered
 from specscope.trace.record.records import Outcome
 from specscope.vllm.v1 import debugger as module
@@ -58,11 +59,13 @@ class Bench:
         self.thread.start()
         return client, client.run("continue")
 
+    def place(self):
+        """Where its thread is: the innermost frame."""
+        return sys._current_frames()[self.thread.ident]
+
     def still(self):
-        """Whether it runs no step for a while."""
-        before = self.steps
-        time.sleep(0.3)
-        return self.steps == before
+        """Whether its thread waits at the gate, so that it runs no step until it is let on."""
+        return self.gate.stands and Gate.stand.__code__ in [frame.f_code for frame, _ in walk_stack(self.place())]
 
     def goes_on(self, steps=3):
         """Until it has run some more."""
@@ -190,8 +193,8 @@ def test_control_c_ends_the_wait_and_vllm_stops_at_its_next_step(bench, runs):
     one = bench(tokens=2000)
     if runs:
         one.thread.start()
-    client, began = one.attach(), time.monotonic()
-    client.session.interrupted = lambda: time.monotonic() - began > 0.3
+    client, looks = one.attach(), count()
+    client.session.interrupted = lambda: next(looks) > 2
     said = client.run("continue")
     assert "interrupted" in said
     if not runs:
@@ -268,14 +271,15 @@ def test_a_client_that_sends_no_protocol_or_reads_nothing_ends_alone(bench, sent
 
 
 def test_vllm_waits_without_the_interpreters_lock(bench):
-    """This thread goes on meanwhile, and the one that waits takes no processor."""
+    """This thread goes on meanwhile, and the one that waits does so once, in a lock: it takes no processor."""
     one = bench()
-    one.stopped()
-    before = time.process_time() - time.thread_time()
+    client, _ = one.stopped()
+    until(lambda: one.place().f_code is threading.Condition.wait.__code__)
+    waits = one.place()
     for _ in range(30):
-        time.sleep(0.01)
-    assert time.process_time() - time.thread_time() - before < 0.15  # of the other threads, in 0.3 s or more
-    assert one.gate.stands
+        client.run("info breakpoints")
+        assert one.place() is waits
+    assert one.still()
 
 
 @contextmanager
