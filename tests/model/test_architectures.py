@@ -17,7 +17,7 @@ from specscope.speculate.verify import host
 from specscope.trace.record.tree import ROOT, DraftTree
 from tests.speculate.verify.enumeration import batch_of
 
-VOCAB = 199
+VOCAB, TOKENS = 199, 16
 SIZE = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -115,12 +115,12 @@ def test_greedy_tokens_are_generates_own(name):
     model = build(name)
     prompt = torch.randint(3, VOCAB, (1, 21), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        wanted = model.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)
+        wanted = model.generate(prompt, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
     wanted = wanted[0, 21:].tolist()
     assert len(set(wanted)) > 3, "a model that repeats itself proves nothing"
     runner = ModelRunner(adopt(model, name), blocks=16)
 
-    plain, _ = decode(runner, prompt[0].tolist(), 24, lambda tokens: DraftTree.empty())
+    plain, _ = decode(runner, prompt[0].tolist(), TOKENS, lambda tokens: DraftTree.empty())
     assert plain == wanted
 
     def right_and_wrong(tokens):
@@ -131,9 +131,9 @@ def test_greedy_tokens_are_generates_own(name):
         wrong = [(token + 5) % VOCAB for token in truth]
         return DraftTree.build([wrong[0], truth[0], wrong[1], truth[1], wrong[2]], [ROOT, ROOT, 1, 1, 3])
 
-    through_trees, accepted = decode(runner, prompt[0].tolist(), 24, right_and_wrong)
+    through_trees, accepted = decode(runner, prompt[0].tolist(), TOKENS, right_and_wrong)
     assert through_trees == wanted
-    assert accepted >= 12
+    assert accepted >= TOKENS / 2
 
 
 LINEAR = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}

@@ -79,6 +79,7 @@ def segments(rows):
     ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", WHOLLY_FUSED)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("compiles", [True, False], ids=["compiled", "plain"])
