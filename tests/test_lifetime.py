@@ -17,6 +17,8 @@ import pytest
 from specscope.trace.wire.reading import read_capture
 from tests.processes import SPECSCOPE, Terminal
 from tests.waiting import HANG_SECONDS, until
+from tests.watch.samples import text
+from tests.watch.server import Page
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FLUSH_SECONDS = 30.0  # a line a half second, and the bus's tenth: more only where lines are held back
@@ -78,8 +80,26 @@ def test_a_terminal_that_is_closed_ends_what_make_started_in_it(terminal, model,
     assert "cancelled" in {request.state for request in whole(path).requests.values()}
 
 
-@pytest.mark.parametrize("verb", ["capture", pytest.param("run", marks=pytest.mark.slow)])
-def test_a_parent_that_is_killed_ends_it(terminal, model, prompts, tmp_path, verb):
+@pytest.fixture
+def watching():
+    """A page of metrics, and a command without an engine that looks at it for ever."""
+    with Page(text("metrics_before.txt"), text("metrics_after.txt")) as page:
+        yield page, [*SPECSCOPE, "watch", page.url, "--interval", "0.1", "--headless"]
+
+
+def test_a_parent_that_is_killed_ends_it(terminal, watching):
+    page, command = watching
+    shell = terminal("sh", "-c", " ".join(command) + "; true")
+    shell.wait_for(lambda: page.served > 2)
+    shell.remember()
+    shell.process.kill()
+    assert len(shell.family) > 1
+    assert shell.left() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["capture", "run"])
+def test_a_run_whose_parent_is_killed_leaves_a_whole_capture(terminal, model, prompts, tmp_path, verb):
     path = tmp_path / "run.jsonl"
     shell = terminal("sh", "-c", " ".join(map(str, endless(verb, prompts, path, model))) + "; true")
     shell.wait_for(running(path))
@@ -268,24 +288,25 @@ def test_killed_by_each_signal_it_leaves_no_file_but_its_capture(terminal, model
     assert [name for name in cache.rglob("*") if name.is_file() and name.suffix not in CACHED] == []
 
 
-def test_what_is_started_in_the_background_ends_with_its_shell(model):
+def test_what_is_started_in_the_background_ends_with_its_shell(watching):
     """A process without any terminal, whose parent dies after it has begun: before, nobody knows whose child it is."""
     script = """if True:
         import os, subprocess, sys
         nothing = subprocess.DEVNULL
-        child = subprocess.Popen(sys.argv[1:], stdin=nothing, stdout=nothing, stderr=subprocess.PIPE)
-        print(child.pid, next(line for line in child.stderr if b"serving" in line), flush=True)
+        print(subprocess.Popen(sys.argv[1:], stdin=nothing, stdout=nothing, stderr=nothing).pid, flush=True)
+        input()
         os._exit(0)"""
-    command = [*SPECSCOPE, "serve", "--port", "0", *model[:-1]]
-    shell = subprocess.run(
+    page, command = watching
+    shell = subprocess.Popen(
         [sys.executable, "-c", script, *command],
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=HANG_SECONDS,
     )
-    pid = shell.stdout.split()[0]
-    with contextlib.suppress(psutil.NoSuchProcess):
-        child = psutil.Process(int(pid))
-        until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)  # where nobody reaps orphans
+    child = psutil.Process(int(shell.stdout.readline()))
+    until(lambda: page.served > 2)
+    shell.communicate("\n", timeout=HANG_SECONDS)
+    with contextlib.suppress(psutil.NoSuchProcess):  # where nobody reaps orphans it stays as a zombie
+        until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)

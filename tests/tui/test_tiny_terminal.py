@@ -28,6 +28,7 @@ async def moved_about(app, pilot, overlay):
     while len(app.screen_stack) > app.home:
         app.pop_screen()
         await pilot.pause()
+    assert app.is_running
 
 
 async def shown(app, size, overlays):
@@ -78,3 +79,4 @@ async def test_a_terminal_that_shrinks(overlay):
         for size in ((80, 4), (1, 1), (80, 24)):
             await pilot.resize_terminal(*size)
             await pilot.press("pagedown", "pageup")
+            assert app.is_running
