@@ -296,6 +296,7 @@ def outputs() -> dict[str, list[Case]]:
             ),
             Case(("capture", "good.txt", *kept, *CAPTURE[4:]), held, "--no-clobber keeps it"),
             Case(("watch", "good.txt", "--headless", *kept), held, "--no-clobber keeps it"),
+            Case(("export", "good.txt", *kept), held, "--no-clobber keeps it"),
             Case(("run", "x", "--no-clobber"), {}, "give -o FILE"),
             Case(("watch", "good.txt", "--no-clobber"), held, "give -o FILE"),
             *(Case(("serve", f"--on-full={x}"), {}, "-o FILE") for x in ("stop", "drop")),

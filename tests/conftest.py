@@ -1,5 +1,6 @@
 """Shared by all tests: one thread each (two processes of tests on two cores), hypothesis without deadlines."""
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -78,6 +79,15 @@ def engines(built):
         engine.bus.subscriptions.clear()
         pressed(engine, built[1][name])
     return built[0]
+
+
+@pytest.fixture
+def terminal():
+    """Starts a command on a terminal (tests/processes.py), of which nothing is left behind."""
+    from tests.processes import Terminal
+
+    with contextlib.ExitStack() as opened:
+        yield lambda *command, **how: opened.enter_context(contextlib.closing(Terminal(command, **how)))
 
 
 @pytest.fixture

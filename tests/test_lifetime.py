@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from specscope.trace.wire.reading import read_capture
-from tests.processes import SPECSCOPE, Terminal
+from tests.processes import SPECSCOPE
 from tests.waiting import HANG_SECONDS, until
 from tests.watch.samples import text
 from tests.watch.server import Page
@@ -24,19 +24,6 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FLUSH_SECONDS = 30.0  # a line a half second, and the bus's tenth: more only where lines are held back
 CACHED = (".json", ".nbi", ".nbc")  # figures of the machine, compiled kernels
 WORKER = "multiprocessing.spawn"
-
-
-@pytest.fixture
-def terminal():
-    opened = []
-
-    def start(*command, **how):
-        opened.append(Terminal(command, **how))
-        return opened[-1]
-
-    yield start
-    for one in opened:
-        one.close()
 
 
 @pytest.fixture(scope="module")

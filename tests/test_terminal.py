@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from specscope.terminal import text_console
-from tests.processes import SPECSCOPE, Terminal
+from tests.processes import SPECSCOPE
 from tests.support.commands import run_here
 from tests.support.samples import PLANTED, TRACES
 from tests.waiting import HANG_SECONDS
@@ -57,7 +57,7 @@ def test_an_id_and_a_name_are_plain_text_everywhere_and_a_command_that_is_sugges
 
 
 @pytest.mark.parametrize("words", [["verify"], ["compare", PLANTED]], ids=lambda words: words[0])
-def test_a_path_is_never_markup(words, tmp_path):
+def test_a_path_is_never_markup(terminal, words, tmp_path):
     """Nor a template of a bar."""
     folder = tmp_path / "a["
     folder.mkdir()
@@ -66,11 +66,8 @@ def test_a_path_is_never_markup(words, tmp_path):
         shutil.copy(TRACES / "ngram.jsonl", path)
     expected, ended = run_here([*words, str(plain)])[0], run_here([*words, str(odd)])
     assert ended[0] == expected, ended
-    terminal = Terminal([*SPECSCOPE, *words, odd])
-    try:
-        assert terminal.process.wait(HANG_SECONDS) == expected, terminal.screen
-    finally:
-        terminal.close()
+    shown = terminal(*SPECSCOPE, *words, odd)
+    assert shown.process.wait(HANG_SECONDS) == expected, shown.screen
 
 
 def test_a_capture_to_such_a_path_ends_well(tiny, tmp_path):

@@ -1,16 +1,12 @@
 """`bench scale` in small: every point beside a peer, over its bytes, in JSON; and its sides."""
 
 import json
-import sys
-import textwrap
 
 import pytest
 from click.testing import CliRunner
 
 from benchmarks import scale
 from benchmarks.__main__ import bench
-from specscope.engine.config import EngineConfig
-from specscope.errors import UserError
 from tests.tiny import write_tiny_model
 
 
@@ -44,26 +40,3 @@ def test_every_point_is_measured_and_written(model, small, tmp_path):
         assert row["context_over_its_bytes"] == pytest.approx(row["context_ms"] / row["reading_ms"])
         assert row["context_ms"] >= 0
         assert row["name"].split(" ")[0] in result.output
-
-
-def test_vllm_is_asked_for_every_point(model, small, tmp_path):
-    """A stand-in answers as peer_vllm does."""
-    python = tmp_path / "python"
-    python.write_text(
-        textwrap.dedent(f"""\
-            #!{sys.executable}
-            import json, sys
-            batches = json.loads(sys.stdin.readline())["batches"]
-            print("ready", flush=True)
-            for line in sys.stdin:
-                print(1000 * int(line) + len(batches[int(line)]), flush=True)
-            """)
-    )
-    python.chmod(0o755)
-    figures = tmp_path / "scale.json"
-    config = EngineConfig(target=model, dtype="float32", drafter="none")
-    scale.run_scale(config, 1, str(figures), vllm=str(python))
-    rows = json.loads(figures.read_text())["points"]
-    assert [row["rates"]["vLLM"] for row in rows] == [[1.0], [1003.0], [2001.0], [3001.0], [4008.0]]
-    with pytest.raises(UserError, match="there is no Python to run"):
-        scale.run_scale(config, 1, None, vllm=str(tmp_path / "none"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -31,15 +30,6 @@ def compare(*words):
     return run_here(["compare", *map(str, words)])
 
 
-def test_a_capture_is_the_same_as_itself(tmp_path):
-    copy = tmp_path / "copy.jsonl"
-    copy.write_bytes(Path(SAMPLED).read_bytes())
-    code, out, err = compare(SAMPLED, copy)
-    assert (code, err) == (0, "")
-    assert "The runs are the same: all 3 pairs of requests made exactly the same decisions." in out
-    assert "no change found" not in out
-
-
 def test_several_captures_on_a_side(runs):
     a1, a2, b1, worse = (runs / f"{name}.jsonl" for name in ("a1", "a2", "b1", "worse"))
     code, out, _ = compare(a1, a2, "--with", b1, worse, "--json")
@@ -58,13 +48,8 @@ def test_several_captures_on_a_side(runs):
         (None, 1),
         ("tau drops > 2%", 1),
         ("tau drops > 60%", 0),
-        ("rate differs > 5% or tau rises > 1%", 1),
-        ("depth 1 rate drops > 0.01", 1),
-        ("tokens per step drops > 1%", 1),
         ("tau where label kind is code drops > 1%", 1),
         ("tau where kind is prose rises > 0 or tau where after is full drops > 90%", 0),
-        ("requests drops > 0 or output tokens < 960 or whole paths rises > 0", 0),
-        ("drafted > 9000 or output tokens < 961", 1),
     ],
 )
 def test_fail_if_alone_decides(runs, condition, code):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from specscope.trace.wire.reading import read_capture
-from tests.processes import Terminal
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("click", "multiprocessing", "torch", "textual", "grpc", "specscope", "uvicorn", "runpy")
@@ -41,24 +40,22 @@ def installed(tmp_path_factory):
     ],
     ids=["listen", "run", "serve", "vllm"],
 )
-def test_it_is_not_run(words, shows, folder, installed, tiny, tmp_path):
+def test_it_is_not_run(terminal, words, shows, folder, installed, tiny, tmp_path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 0\n")  # it has vLLM, as far as is asked
     python.chmod(0o755)
     places = {"TINY": str(tiny), "PYTHON": str(python)}
     ran = folder / "ran"
-    terminal = Terminal(["env", "-C", folder, *installed, *(places.get(word, word) for word in words)])
+    shown = terminal("env", "-C", folder, *installed, *(places.get(word, word) for word in words))
 
     def settled():
-        told = [terminal.screen, *(log.read_bytes() for log in Path(installed[-1]).parent.glob("*.log"))]
-        return any(shows in part for part in told) or ran.exists() or terminal.process.poll() is not None
+        told = [shown.screen, *(log.read_bytes() for log in Path(installed[-1]).parent.glob("*.log"))]
+        return any(shows in part for part in told) or ran.exists() or shown.process.poll() is not None
 
-    try:
-        terminal.wait_for(settled)
-        assert not ran.exists(), ran.read_text()
-        assert terminal.process.poll() is None, terminal.screen[-2000:]
-    finally:
-        terminal.close()
+    shown.wait_for(settled)
+    assert not ran.exists(), ran.read_text()
+    assert shown.process.poll() is None, shown.screen[-2000:]
+    shown.close()
     assert not ran.exists()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -196,14 +195,3 @@ def test_the_planted_bug_is_found_in_the_part_that_has_it(place, tmp_path):
     path, _ = extracted(tmp_path, f"{PLANTED}#{place}")
     (found,) = answer(["diagnose", "--no-audit", path], code=1)["captures"]
     assert found["suspects"][0]["cause"] == "draft_position"
-
-
-def test_what_an_output_may_replace(tmp_path):
-    """Never an input, nor what is none of its own: tests/bad_inputs.py."""
-    older = shutil.copy(PLANTED, tmp_path / "part.jsonl")
-    code, _, err = run_here(["export", f"{EAGLE}#r0@3", "-o", str(older), "--no-clobber"])
-    assert code == 2
-    assert "--no-clobber keeps it" in err
-    assert Path(older).read_bytes() == Path(PLANTED).read_bytes()
-    extracted(tmp_path, f"{EAGLE}#r0@3")
-    assert len(read_capture(older).history.requests["r0"].steps) == 1

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from specscope.trace.stored import StoreAddress
-from tests.processes import SPECSCOPE, Terminal, ended
+from tests.processes import SPECSCOPE, ended
 from tests.remote.store import PLANTED, Answer, Store, jaeger, traces_of
 from tests.support.commands import specscope
 from tests.waiting import HANG_SECONDS
@@ -99,18 +99,15 @@ def test_a_password_is_not_in_a_refusal_either(store, words):
     told(verb, *(f"{store.given}{end}" for end in ends or [""]), code=2)
 
 
-def test_a_screen_shows_it_and_a_bar_meanwhile_and_nothing_is_left(store, tmp_path):
-    terminal = Terminal([*SPECSCOPE, "open", f"{store.given}#r0@3"], TMPDIR=str(tmp_path))
-    try:
-        for word in (b"fetching", b"r0"):
-            terminal.wait_for(lambda word=word: word in terminal.screen)
-        assert len(os.listdir(tmp_path)) == 1
-        terminal.type("q")
-        assert ended(terminal.process, HANG_SECONDS)
-        assert b"secret" not in terminal.screen
-        assert os.listdir(tmp_path) == []
-    finally:
-        terminal.close()
+def test_a_screen_shows_it_and_a_bar_meanwhile_and_nothing_is_left(terminal, store, tmp_path):
+    shown = terminal(*SPECSCOPE, "open", f"{store.given}#r0@3", TMPDIR=str(tmp_path))
+    for word in (b"fetching", b"r0"):
+        shown.wait_for(lambda word=word: word in shown.screen)
+    assert len(os.listdir(tmp_path)) == 1
+    shown.type("q")
+    assert ended(shown.process, HANG_SECONDS)
+    assert b"secret" not in shown.screen
+    assert os.listdir(tmp_path) == []
 
 
 def test_of_a_trace_that_several_engines_took_part_in_the_first_is_read():
@@ -137,7 +134,7 @@ def test_an_address_without_its_scheme_is_told_what_it_lacks(place):
     assert not any(map(StoreAddress.lacks_scheme, ("run.jsonl", "traces/ngram.jsonl", "run.jsonl#r0@3", "/trace/ab")))
 
 
-def test_a_recording_that_is_piped_in_is_read_and_shown_and_keys_come_from_the_terminal():
+def test_a_recording_that_is_piped_in_is_read_and_shown_and_keys_come_from_the_terminal(terminal):
     by_file, by_pipe = (
         json.loads(told("report", name, "--json", stdin=PLANTED.read_text()).stdout)["captures"][0]
         for name in (PLANTED, "-")
@@ -145,10 +142,7 @@ def test_a_recording_that_is_piped_in_is_read_and_shown_and_keys_come_from_the_t
     assert (by_file.pop("source"), by_pipe.pop("source")) == (str(PLANTED), "standard input")
     assert by_pipe == by_file
     command = f"cat {PLANTED} | {sys.executable} -m specscope open -"
-    terminal = Terminal(["sh", "-c", command])
-    try:
-        terminal.wait_for(lambda: b"r0" in terminal.screen)
-        terminal.type("q")
-        assert ended(terminal.process, HANG_SECONDS)
-    finally:
-        terminal.close()
+    shown = terminal("sh", "-c", command)
+    shown.wait_for(lambda: b"r0" in shown.screen)
+    shown.type("q")
+    assert ended(shown.process, HANG_SECONDS)

@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from specscope.remote.receiver import Receiver
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.unspan import Decoder, run_info
-from tests.processes import ENV, SPECSCOPE, Terminal
+from tests.processes import ENV, SPECSCOPE
 from tests.support.commands import run_here
 from tests.support.records import received
 from tests.support.samples import PLANTED, SAMPLED
@@ -213,29 +212,22 @@ def test_what_it_writes_and_sends_holds_no_text_of_a_response(tmp_path, level):
     assert read_capture(path).history.run.privacy is max(level, Privacy.NO_TEXT)
 
 
-def test_on_a_screen_with_two_engines(tmp_path):
-    path = tmp_path / "w.jsonl"
+def test_on_a_screen_with_two_engines(terminal, tmp_path):
+    path, other = tmp_path / "w.jsonl", tmp_path / "w-2.jsonl"
     with Page(*PAGES) as page:
-        terminal = Terminal([*SPECSCOPE, "watch", page.url, "--interval", "0.6", "-o", str(path)])
-        try:
-            terminal.wait_for(lambda: b"no data yet" in terminal.screen)
-            terminal.wait_for(lambda: b"does not report trees" in terminal.screen)
-            drawn, pressed = len(terminal.screen), [-1.0]
-
-            def press():  # again where the other engine was not there yet: at worst the screen comes back to it
-                if time.monotonic() > pressed[-1] + 2:
-                    terminal.type("e")
-                    pressed.append(time.monotonic())
-
-            until(lambda: b"engine 1 smollm2" in terminal.screen[drawn:], press, lambda: terminal.screen[drawn:])
-            terminal.remember()
-            terminal.type("q")
-            assert terminal.left() == []
-            assert terminal.process.returncode == 0
-        finally:
-            terminal.close()
+        shown = terminal(*SPECSCOPE, "watch", page.url, "--interval", "0.6", "-o", path)
+        for words in (b"no data yet", b"does not report trees"):
+            shown.wait_for(lambda words=words: words in shown.screen)
+        shown.wait_for(lambda: other.exists() and other.stat().st_size)
+        drawn = len(shown.screen)
+        shown.type("e")
+        shown.wait_for(lambda: b"engine 1 smollm2" in shown.screen[drawn:])
+        shown.remember()
+        shown.type("q")
+        assert shown.left() == []
+        assert shown.process.returncode == 0
     assert read_capture(path).history.acceptance.drafts == 143
-    assert read_capture(tmp_path / "w-2.jsonl").history.acceptance.drafts == 12
+    assert read_capture(other).history.acceptance.drafts == 12
 
 
 LLAMA = Path(__file__).parents[1] / "data" / "people" / "llamacpp"

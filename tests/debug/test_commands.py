@@ -7,7 +7,6 @@ from contextlib import nullcontext
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.debug.answers import StopReason
 from specscope.debug.command_table import COMMANDS, find
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
@@ -101,16 +100,6 @@ def test_live_and_over_a_capture_everything_reads_the_same(engine, capture):
             assert all("slots" in line for line in steps[0])
         elif line != "info step":
             assert said[0] == said[1], line
-
-
-def test_back_and_forth_is_where_it_was(capture):
-    capture.run("next 6")
-    before = capture.run("where") + capture.run("tree")
-    capture.run("rn 3")
-    assert capture.session.record.step == 2
-    capture.run("n 3")
-    assert capture.run("where") + capture.run("tree") == before
-    assert capture.session.goto(-1).reason is StopReason.START
 
 
 def test_phases_one_by_one(engine):

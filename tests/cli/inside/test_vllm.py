@@ -10,7 +10,7 @@ from specscope.cli.inside import name_of, script_environment, vllm_environment
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.reading import read_capture
-from tests.processes import SPECSCOPE, Terminal
+from tests.processes import SPECSCOPE
 from tests.support.commands import run_here
 from tests.transformers.scripts import DIES, PLAIN, SCRIPT, installed, run, without_ours
 from tests.transformers.scripts import environment as of_process
@@ -72,23 +72,20 @@ def test_a_variable_counts_where_its_flag_is_not_given(level, started, monkeypat
     assert PluginSettings.read(started[2]).ratio() == 0.1
 
 
-def test_the_screen_of_a_vllm_that_dies_at_its_start_says_so_and_so_does_the_end(tmp_path):
+def test_the_screen_of_a_vllm_that_dies_at_its_start_says_so_and_so_does_the_end(terminal, tmp_path):
     """What is started is a package of vLLM's name: only its command line is there, and fails."""
     main = tmp_path / "vllm" / "entrypoints" / "cli" / "main.py"
     main.parent.mkdir(parents=True)
     main.write_text("def main():\n    print('it loads', flush=True)\n    raise OSError('no such model')\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    terminal = Terminal([*SPECSCOPE, "vllm", "--screen", "--", "serve", "x"], (24, 80), PYTHONPATH=path)
-    try:
-        terminal.wait_for(lambda: b"failed" in terminal.screen and b"no such model" in terminal.screen)
-        assert b"exit code 1" in terminal.screen
-        drawn = len(terminal.screen)
-        terminal.type("q")
-        assert terminal.process.wait(HANG_SECONDS) == 1
-        terminal.wait_for(lambda: b"the output of vLLM is in" in terminal.screen[drawn:])
-        assert b"OSError: no such model" in terminal.screen[drawn:]
-    finally:
-        terminal.close()
+    shown = terminal(*SPECSCOPE, "vllm", "--screen", "--", "serve", "x", size=(24, 80), PYTHONPATH=path)
+    shown.wait_for(lambda: b"failed" in shown.screen and b"no such model" in shown.screen)
+    assert b"exit code 1" in shown.screen
+    drawn = len(shown.screen)
+    shown.type("q")
+    assert shown.process.wait(HANG_SECONDS) == 1
+    shown.wait_for(lambda: b"the output of vLLM is in" in shown.screen[drawn:])
+    assert b"OSError: no such model" in shown.screen[drawn:]
 
 
 VERB = ["-m", "specscope", "transformers"]
@@ -131,17 +128,14 @@ def test_it_is_as_python_runs_it_and_recorded(folder, installation, how):
     ],
 )
 @pytest.mark.slow
-def test_the_screen_shows_what_it_records_and_how_it_ends(folder, installation, words, seen, monkeypatch):
+def test_the_screen_shows_what_it_records_and_how_it_ends(terminal, folder, installation, words, seen, monkeypatch):
     monkeypatch.chdir(folder)
     command = [sys.executable, *VERB, "--screen", *words]
-    terminal = Terminal(command, size=(40, 120), PYTHONPATH=of_process(installation)["PYTHONPATH"])
-    try:
-        until(lambda: all(text.encode() in terminal.screen for text in seen), says=lambda: terminal.screen[-3000:])
-        terminal.type("q")
-        until(lambda: b"the output of" in terminal.screen)
-        assert terminal.process.wait(60) == (0 if words == ["plain.py"] else 1)
-    finally:
-        terminal.close()
+    shown = terminal(*command, size=(40, 120), PYTHONPATH=of_process(installation)["PYTHONPATH"])
+    until(lambda: all(text.encode() in shown.screen for text in seen), says=lambda: shown.screen[-3000:])
+    shown.type("q")
+    until(lambda: b"the output of" in shown.screen)
+    assert shown.process.wait(60) == (0 if words == ["plain.py"] else 1)
 
 
 def test_what_it_is_run_with(monkeypatch, tmp_path):
