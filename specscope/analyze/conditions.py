@@ -33,8 +33,6 @@ OPERATORS = tuple(COMPARE)  # of those that do equally well, the first is taken
 
 @dataclass(frozen=True)
 class Test:
-    """A fact against a value."""
-
     fact: str
     operator: str
     value: Any
@@ -96,7 +94,6 @@ class Condition:
 
     @property
     def text(self) -> str:
-        """The condition in words."""
         if not self.tests:
             return "everywhere"
         texts = [str(test) for test in self.tests]
@@ -118,7 +115,6 @@ class Condition:
         return f"{what} at {inside} where {self.text}, at {self.hits_out:,} of {self.total_out:,} others"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
         names = ("text", "hits_in", "total_in", "hits_out", "total_out", "p_value")
         return {name: getattr(self, name) for name in names}
 

@@ -175,6 +175,5 @@ def _moves(part: RequestStep) -> bool:
 
 
 def _shared_blocks(record: StepRecord) -> set[int]:
-    """Blocks that two requests of a step write to."""
     times = Counter(block for part in record.requests for block in set(part.blocks.tolist()))
     return {block for block, count in times.items() if count > 1}

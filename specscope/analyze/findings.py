@@ -33,19 +33,15 @@ class Exit(IntEnum):
 
     @staticmethod
     def over(captures: Iterable[Exit]) -> Exit:
-        """The exit code over several captures."""
         exits = set(captures)
         return Exit.of(wrong=Exit.INCONSISTENT in exits, unjudged=Exit.NOT_JUDGED in exits)
 
     @property
     def words(self) -> str:
-        """The verdict on a capture in words."""
         return ("consistent", "not consistent", "not judged")[self]
 
 
 class CheckResult(StrEnum):
-    """The outcome of one check."""
-
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"  # the capture lacks what the check needs; `note` says what
@@ -64,7 +60,6 @@ class Reference:
         return f"{self.request}@{self.index}" + ("" if self.node is None else f"/{self.node}")
 
     def command(self, source: str) -> str:
-        """The command that shows it."""
         return f"specscope open {shell_word(f'{source}#{self}')}"
 
 
@@ -78,7 +73,6 @@ class Example:
     text: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
         return vars(self) | {"where": str(self.where)}
 
 
@@ -122,7 +116,6 @@ class Finding:
         return f"{self.name} differs at {figures}; no condition separates them{like}" if self.failed else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
         example = None if self.example is None else str(self.example)
         shown = ("about", "unit", "tested", "failed", "detail", "note", "statistic", "p_value", "bias", "least_bias")
         values = {"name": self.name, "result": self.result.value, "example": example}

@@ -33,8 +33,6 @@ SIDE, ENGINE, TIME = "side", "engine", "seconds since the start"
 
 @dataclass(frozen=True)
 class Level:
-    """The mean acceptance length of some intervals."""
-
     where: str  # the engine, or the condition
     side: str  # of two runs, A or B
     start_ns: int

@@ -53,7 +53,6 @@ def committed(a: Acceptance) -> int | None:
 
 
 def final_shares(a: Acceptance) -> dict[FinalKind, float | None]:
-    """Share of each kind among the final tokens."""
     return {kind: a.kinds[kind] / a.steps if a.steps else None for kind in FinalKind}
 
 
@@ -106,7 +105,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def notes_of(history: History, requests: Sequence[RequestReport], loops: Loops) -> list[str]:
-    """Notes on a capture."""
     aggregates = [step.aggregate for step in history.steps if step.aggregate is not None]
     parts = [part for step in history.steps for part in step.requests if part.is_judged]
     lost = 0 if history.in_part else history.lost  # a reader says what its file lacks
@@ -212,8 +210,6 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """What the engine did as a whole."""
-
     steps: int
     wall_s: float  # from the first step's start to the last one's end, pauses included
     stepping_s: float  # inside steps
@@ -237,7 +233,6 @@ class IntervalReport:
     told: Aggregate
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return {
             **{name: getattr(self.record, name) for name in ("step", "start_ns", "end_ns")},
             "per_position": counts(self.told).per_position,
@@ -272,7 +267,6 @@ class RequestReport:
     total_s: float | None  # from arrival to the end
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return fields(self, "figures") | {"acceptance": told(self.figures)}
 
 
@@ -286,7 +280,6 @@ class LabelGroup:
     means: Means
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "value": plain(self.value),
             "requests": self.requests,
@@ -489,8 +482,6 @@ SETTINGS = ("target", "drafter", "draft_model", "tree", "rule")  # should be the
 
 @dataclass(frozen=True)
 class Several:
-    """The reports of some captures. Filled by `several`."""
-
     reports: tuple[Report, ...]  # in the order in which they were given
     pooled: Acceptance  # over all of them
     means: Means  # over the requests of all of them

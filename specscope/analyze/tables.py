@@ -300,7 +300,6 @@ def finals(report: Report) -> Table:
 
 
 def phases(report: Report) -> Table:
-    """Where the time goes."""
     rows = [
         (one_line(p.name, MOST_SHOWN), count(p.steps), number(p.median_ms), number(p.total_s, 3), percent(p.share))
         for p in report.phases

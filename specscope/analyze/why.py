@@ -34,7 +34,6 @@ class NodeAnswer:
     evidence: dict[str, Any]  # the numbers behind the sentences, as plain values
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         sentences = [*self.sentences, *self.typical]
         return {"reference": str(self.reference), "sentences": sentences, "evidence": self.evidence}
 

@@ -15,7 +15,6 @@ REPEATS = 30
 
 
 def device_info(device: torch.device) -> dict[str, str]:
-    """What the figures were taken on."""
     import triton
 
     on_gpu = device.type == "cuda"

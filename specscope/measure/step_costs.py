@@ -265,7 +265,6 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 
 def machine_info(dtype: str, threads: int) -> dict[str, str]:
-    """What the figures were taken on."""
     return {
         "cpu": processor(),
         "threads": f"{threads} threads",

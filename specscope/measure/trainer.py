@@ -56,7 +56,6 @@ class TrainerAudit:
 
     @property
     def exit(self) -> Exit:
-        """What the command exits with."""
         return Exit.INCONSISTENT if self.differences else Exit.CONSISTENT
 
     @property
@@ -70,7 +69,6 @@ class TrainerAudit:
         return f"The served head is not the trained one: {first.sentence}{others} ({compared})."
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
         return {**asdict(self), "exit": int(self.exit), "verdict": self.verdict}
 
 

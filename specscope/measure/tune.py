@@ -36,7 +36,6 @@ def work_of(data: Recorded, batch: int) -> list[Work]:
 
 
 def params_of(data: Recorded) -> SamplingParams:
-    """The parameters of the first request."""
     infos = _infos(data)
     return infos[0].params if infos else SamplingParams()
 

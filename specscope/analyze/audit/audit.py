@@ -60,7 +60,6 @@ def verdict(findings: Sequence[Finding], steps: int, unjudged: Sequence[str]) ->
 
 
 def of_drafter(name: str) -> bool:
-    """Whether a check is about the drafter."""
     return name in {*DRAFTER, TREE[0], EMBEDDING[0]}
 
 
@@ -104,17 +103,14 @@ class Audit:
 
     @property
     def exit(self) -> Exit:
-        """What the command exits with."""
         results = {finding.result for finding in self.findings}
         unjudged = bool(self.unjudged) or CheckResult.PASSED not in results
         return Exit.of(wrong=CheckResult.FAILED in results, unjudged=unjudged)
 
     def finding(self, name: str) -> Finding | None:
-        """The finding of that name."""
         return next((finding for finding in self.findings if finding.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
         names = ("source", "target", "draft_model", "dtype", "steps", "audited", "nodes")
         return {
             **{name: getattr(self, name) for name in (*names, "slack", "draft_slack", "seconds", "unseen")},

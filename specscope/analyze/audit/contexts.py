@@ -23,7 +23,6 @@ class AuditedStep:
 
     @property
     def verdict(self) -> Verdict:
-        """What was decided."""
         assert self.part.verdict is not None
         return self.part.verdict
 
@@ -33,7 +32,6 @@ class AuditedStep:
         return int(self.verdict.path[-1]) if len(self.verdict.path) else ROOT
 
     def at(self, node: int | None) -> Reference:
-        """A node of the step as a reference."""
         return replace(self.where, node=node)
 
 

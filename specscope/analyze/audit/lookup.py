@@ -26,8 +26,6 @@ Path = tuple[int, ...]  # tokens from the root's child on
 
 @dataclass(frozen=True)
 class Rule:
-    """How a text is looked up."""
-
     longest: int  # tokens of a suffix
     shortest: int
     earliest: bool = False  # vLLM's V1 runner and transformers take what follows the earliest occurrence
@@ -93,7 +91,6 @@ def told_rules(speculation: Mapping[str, Any]) -> tuple[Rule, ...]:
 
 
 def recorded_paths(tree: DraftTree) -> list[Path]:
-    """The path of each node."""
     return _paths(tree.parent.tolist(), tree.token.tolist())
 
 
@@ -120,8 +117,6 @@ SHARES = 1e-6  # shares closer than this are the same: they are stored as float3
 
 @dataclass(frozen=True)
 class TextDraft:
-    """What is drafted for a text."""
-
     paths: tuple[Path, ...] = ()  # in draw order
     share: tuple[float, ...] = ()  # in suffix decoding, of the occurrences that continue along each path
     match: int = 0  # tokens that matched

@@ -23,8 +23,6 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class Options:
-    """How to audit."""
-
     target: ModelSource
     draft: ModelSource | None = None  # None: the drafter is not a model, or its model is not available
     sample: int | None = None  # how many steps to judge, evenly spread; None: all

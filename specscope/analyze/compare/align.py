@@ -32,8 +32,6 @@ Places = NDArray[np.int32]  # there are most of them, and half as wide they all 
 
 
 class PairedBy(StrEnum):
-    """What two requests have in common."""
-
     EXACT = "prompt, parameters and seed"
     SEED = "prompt and parameters"  # the seed differs
     PROMPT = "prompt"  # the parameters differ
@@ -82,7 +80,6 @@ class ContextRows:
         return self.values(map(attrgetter(name), self.sides))
 
     def of_steps(self, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        """A column over the steps of the sides."""
         a, b = (attrgetter(name)(side)[step] for side, step in zip(self.sides, self.step, strict=True))
         return a, b
 
@@ -126,8 +123,6 @@ class ContextRows:
 
 @dataclass(frozen=True)
 class Aligned:
-    """What of both sides is at equal contexts."""
-
     a: Side
     b: Side
     steps: ContextRows  # whose roots are

@@ -163,7 +163,6 @@ def _of_runs(a: Side, b: Side) -> list[Difference | None]:
 
 
 def _named(a: Side, b: Side) -> list[Difference | None]:
-    """Differences in what runs hold by name."""
     lines = []
     for what, (prefix, enters) in _NAMED.items():
         first, second = ([getattr(run, what) for run in side.runs] for side in (a, b))

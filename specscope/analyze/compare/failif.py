@@ -26,8 +26,6 @@ NO_GROUPS: Mapping[str, Sequence[Estimate]] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class FailCondition:
-    """A --fail-if condition and its outcome."""
-
     text: str
     hit: bool
     detail: str

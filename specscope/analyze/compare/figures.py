@@ -40,8 +40,6 @@ Sums = tuple[Doubles, Doubles]  # [clusters] above and below the line
 
 @dataclass(frozen=True)
 class FigureKind:
-    """A row of the table of figures."""
-
     of: Callable[[Side], Parts]
     percent: bool = True
     offset: float = 0.0  # a draft gives what was accepted of it, and one token more

@@ -72,8 +72,6 @@ class Pair:
 
 @dataclass(frozen=True)
 class SideFacts:
-    """The models and counts of one side, and its files."""
-
     warnings: tuple[str, ...]
     target: str
     drafter: str

@@ -109,7 +109,6 @@ def _parted_note(comparison: Comparison) -> str:
 
 
 def came_out(half: Half) -> str:
-    """The token that came out at a parting."""
     if half.token is None:
         return "the end"
     text = next((decision.text for decision in half.decisions if decision.token == half.token), f"#{half.token}")
@@ -174,7 +173,6 @@ def contexts(comparison: Comparison) -> Table:
 
 
 def figures(comparison: Comparison) -> Table:
-    """Both sides as distributions."""
     weights = [figure.weight for figure in comparison.depths]
     sides = [", ".join(count(int(weight[side])) for weight in weights) for side in (0, 1)]
     note = (

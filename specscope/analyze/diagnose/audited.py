@@ -174,7 +174,6 @@ def _final(case: Case, failed: dict[str, Finding], passed: dict[str, Finding]) -
 
 
 def _compared(case: Case, finding: Finding) -> list[Compared]:
-    """What was compared."""
     items = zip(finding.items, finding.differs, strict=True)
     known = ((case.by_key.get((item.request, item.index)), item.node, differs) for item, differs in items)
     return [(step, node, differs) for step, node, differs in known if step is not None]

@@ -312,5 +312,4 @@ class Cause(Enum):
 
     @property
     def is_fault(self) -> bool:
-        """Whether something is wrong where it is named."""
         return bool(self.follows)

@@ -57,13 +57,11 @@ class JudgedCase:
 
     @staticmethod
     def of(history: History, source: str, options: Options, progress: Progress = lambda *_: None) -> JudgedCase:
-        """A run, verified and audited."""
         case = Case(history, judge(history, source=source))
         return JudgedCase(case, audit(history, source, options, progress), options)
 
     @cached_property
     def models(self) -> Models:
-        """The models, each loaded once."""
         from specscope.analyze.audit.model.rows import Models
 
         return Models(self.options)
@@ -99,7 +97,6 @@ class Failure:
 
     @property
     def line(self) -> str:
-        """What it found, in words."""
         check = self.check
         verify = f"verify, {check.name}: {check.detail or check.about}"
         return f"audit: {check.sentence}" if self.judge == "audit" else verify
@@ -111,7 +108,6 @@ class Failure:
 
 
 def failures_of(case: Case, audit: Audit | None) -> list[Failure]:
-    """Every check of verify and audit that failed."""
     failures = [Failure("verify", check) for check in case.trial.failed]
     findings = () if audit is None else audit.findings
     return failures + [Failure("audit", one) for one in findings if one.result is CheckResult.FAILED]
@@ -176,8 +172,6 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True)
 class Suspect:
-    """A cause for which there is evidence."""
-
     cause: Cause
     proof: Proof
     for_: tuple[str, ...]  # the evidence for it, in lines
@@ -210,7 +204,6 @@ class Suspect:
         return self.explains.get(check, 1.0) if check in self.cause.follows else 0.0
 
     def to_dict(self, source: str) -> dict[str, Any]:
-        """As plain values, for --json."""
         return {
             "cause": self.cause.label,
             **{name: getattr(self.cause, name) for name in ("is_fault", "about", "look")},
@@ -262,7 +255,6 @@ class Diagnosis:
 
     @property
     def faults(self) -> tuple[Suspect, ...]:
-        """Those in which something is wrong."""
         return tuple(suspect for suspect in self.suspects if suspect.cause.is_fault)
 
     @property
@@ -285,7 +277,6 @@ class Diagnosis:
         return (*shown, *(PlacedFault(None, fault) for fault in rest if not stages & fault.cause.places.keys()))
 
     def to_dict(self, source: str) -> dict[str, Any]:
-        """As plain values, for --json."""
         return {
             "source": source,
             "exit": int(self.exit),

@@ -292,7 +292,6 @@ class Columns:
 
     @cached_property
     def by_request(self) -> list[list[Visit]]:
-        """All visits of each request, in order."""
         found = defaultdict[str, list[Visit]](list)
         for visit in self.every:
             found[visit.part.request].append(visit)

@@ -117,8 +117,6 @@ def _is_ours(path: Path) -> bool:
 
 @dataclass
 class Exported:
-    """What was written."""
-
     rows: dict[str, int]  # of each table
     warnings: list[str]  # what is damaged or missing in the captures
 

@@ -47,7 +47,6 @@ class Source:
 
     @property
     def run(self) -> RunInfo:
-        """The run's header."""
         assert self.history.run is not None  # CaptureReader sees to it
         run = self.history.run
         return strip(replace(run, privacy=max(run.privacy, self.privacy)), self.privacy) if self.privacy else run
@@ -105,7 +104,6 @@ class Source:
             yield _Request(name, record.branch, here, end.info, end).told(self.vocabulary)
 
     def prompts(self, request: str) -> int:
-        """Tokens of a request's prompt."""
         return self._requests[request].prompt
 
     @property
@@ -115,7 +113,6 @@ class Source:
 
     @property
     def unfinished(self) -> int:
-        """How many requests did not end."""
         return sum(not request.ended for request in self._requests.values())
 
     def others(self, warnings: Sequence[str]) -> Batches:
@@ -224,7 +221,6 @@ class Chunk:
     looked = flags(lambda s: np.any(s.e.draft_top_p > 0, axis=1))
 
     def batches(self) -> Batches:
-        """Their rows in each table."""
         c, e = self.c, self.e
         steps = self._arrays(TABLES["steps"], self._steps(), self._of_steps)
         parents = self._arrays(TABLES["parents"][len(STEP) :], self._parents(), e.__getattribute__)

@@ -34,8 +34,6 @@ class Null(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table."""
-
     name: str
     kind: pa.DataType
     null: Null | None = None  # None: it never is
@@ -228,7 +226,6 @@ TABLES = {
 
 
 def schema_of(table: str) -> pa.Schema:
-    """As the file of a table declares it."""
     fields = [pa.field(column.name, column.kind, nullable=column.null is not None) for column in TABLES[table]]
     return pa.schema(fields, metadata={MARK: table})
 

@@ -129,7 +129,6 @@ class Decided:
     # The rules
 
     def standard(self) -> None:
-        """Standard."""
         node, kind = ROOT, FinalKind.TARGET
         p, q = self.rows(node)
         while children := self.tree.children(node):
@@ -148,7 +147,6 @@ class Decided:
         self.end(node, kind, p)
 
     def ahead(self) -> None:
-        """Block and traversal."""
         node, p, kind = self._below(ROOT, 1.0, 0.0) or (ROOT, LeftRow(self.p[ROOT]), FinalKind.TARGET)
         self.end(node, kind, p)
 
@@ -179,7 +177,6 @@ class Decided:
         return (node, p, kind) if is_accepted else None
 
     def match(self) -> None:
-        """Match."""
         node, kind, coin = ROOT, FinalKind.TARGET, None
         p = LeftRow(self.p[ROOT])
         while children := self.tree.children(node):

@@ -54,8 +54,6 @@ class Best:
 
 @dataclass(frozen=True)
 class Formula:
-    """A figure of the verdict."""
-
     operation: str
     words: str
     recorded: Made | None = None

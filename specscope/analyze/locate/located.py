@@ -99,7 +99,6 @@ class Operation:
 
     @property
     def told(self) -> dict[str, str]:
-        """As plain values, for --json."""
         return {"stage": self.stage.value, "operation": self.name, "words": self.words, "code": self.code}
 
 
@@ -168,8 +167,6 @@ class Proof(IntEnum):
 
 @dataclass(frozen=True)
 class Located:
-    """A fault with its place."""
-
     operation: Operation
     sentence: str  # what agrees before it and how it differs, with figures, n and unit
     looks: str = ""  # what the difference is like: "a factor of 0.577 at every position"; "" where like nothing known
@@ -185,11 +182,9 @@ class Located:
 
     @property
     def share(self) -> float:
-        """How much of what differs it explains, 0 to 1."""
         return self.explained / self.differing if self.differing else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
         return self.operation.told | fields(self, "operation", "proof") | {"proof": self.proof.name.lower()}
 
 
@@ -209,7 +204,6 @@ class Location:
 
     @property
     def without_place(self) -> tuple[str, ...]:
-        """All that differs and has no place."""
         return (*self.unexplained, *self.unplaced)
 
     @property
@@ -218,7 +212,6 @@ class Location:
         return Exit.of(wrong=bool(self.located or self.without_place), unjudged=bool(self.left_out))
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
         more = {"exit": int(self.exit), "unexplained": list(self.without_place), "seconds": round(self.seconds, 3)}
         return fields(self, "unplaced") | more
 

@@ -19,8 +19,6 @@ TOKEN = 14  # characters of a cell at most
 
 @dataclass(frozen=True)
 class Share:
-    """A part of a whole."""
-
     count: int
     total: int
 
@@ -30,22 +28,17 @@ class Share:
         return self.count / self.total if self.total else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return {"count": self.count, "total": self.total, "share": self.value}
 
 
 @dataclass(frozen=True)
 class Count:
-    """A token, and how often."""
-
     token: int
     count: int
 
 
 @dataclass(frozen=True)
 class RejectedToken:
-    """A drafted token that was rejected."""
-
     token: int
     rejected: Share  # of the times it was tried
     taken: tuple[Count, ...]  # what the target put in its place, the commonest first
@@ -63,8 +56,6 @@ class Rejections:
 
 @dataclass(frozen=True)
 class Answers:
-    """What is rejected."""
-
     steps: int  # decode steps that were looked at
     rejections: Rejections
 
@@ -76,7 +67,6 @@ def answer(history: History, request: str | None = None) -> Answers:
 
 
 def rejections(evidence: Evidence) -> Rejections:
-    """The tokens rejected most."""
     if lacking := evidence.lacking(evidence.judged):
         return Rejections(Share(0, 0), (), lacking)
     c = evidence.columns

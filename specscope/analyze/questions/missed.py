@@ -56,8 +56,6 @@ RANKED = 32
 
 
 class ChoicePlace(StrEnum):
-    """Where the target's choice was."""
-
     CHILD = "child"
     DROPPED = "dropped"
     TOP = "top"
@@ -130,8 +128,6 @@ PRECEDED = tuple(AFTER)
 
 @dataclass(frozen=True)
 class RejectionKind:
-    """One kind, with all of its rejections."""
-
     place: ChoicePlace
     depth: int
     preceded: Preceded
@@ -144,7 +140,6 @@ class RejectionKind:
 
     @property
     def about(self) -> str:
-        """In words."""
         known = self.place is not ChoicePlace.UNKNOWN
         wanted = f"the target wanted {f'a token {ABOUT[self.place]}' if known else 'another token'}"
         if self.place is ChoicePlace.DROPPED:

@@ -79,15 +79,12 @@ class TreeRow:
         return None if self.measured is None or self.expected is None else self.expected / self.measured - 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         without = ("plan", "accepted", *(() if self.over_default else ("over_default",)))
         told = {NAMES.get(name, name): value for name, value in fields(self, *without).items()}
         return {"tree": self.tree, "depth": self.depth, **told}
 
 
 class Judge:
-    """Judges trees by one run's evidence."""
-
     def __init__(self, evidence: RecordedCandidates) -> None:
         self.evidence = evidence
         self._reach, self._guessed = self._fill()

@@ -77,8 +77,6 @@ TOLD = 0.05  # a tree is not recommended where more than this share of its accep
 
 @dataclass(frozen=True)
 class Tuning:
-    """The result of `specscope tune`."""
-
     sources: tuple[str, ...]
     run: Mapping[str, str]  # what ran: model, drafter, tree, rule
     steps: int  # with drafts
@@ -102,7 +100,6 @@ class Tuning:
         return [row for row in self.rows if row.family == name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         told = {NAMED.get(name, name): value for name, value in fields(self, "sources", "warnings").items()}
         errors = {row.tree or "none": row.error for row in self.rows if row.error is not None}
         checked = {**self.checked, "errors": errors} if self.checked else {}
@@ -182,8 +179,6 @@ BUSY = 0.05  # relative error of measured step times beyond which a machine was 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Captures of one engine, read."""
-
     sources: tuple[str, ...]
     histories: tuple[History, ...]
     run: RunInfo
@@ -199,7 +194,6 @@ class Recorded:
 
     @property
     def greedy(self) -> bool:
-        """Whether all requests were greedy."""
         infos = [request.info for history in self.histories for request in history.requests.values()]
         return all(info is not None and info.params.greedy for info in infos)
 

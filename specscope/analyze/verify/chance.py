@@ -58,7 +58,6 @@ class Sum:
 
     @property
     def judged(self) -> bool:
-        """Whether there are enough to say anything."""
         return self.count >= FEWEST and self.variance > 0
 
     @property
@@ -68,7 +67,6 @@ class Sum:
 
     @property
     def bias(self) -> float:
-        """The mean difference."""
         return self.total / self.count
 
     @property

@@ -288,7 +288,6 @@ def _raw_choice(c: Columns) -> Doubles:
 
 
 def temperatures(c: Columns) -> Iterator[Finding]:
-    """What moves p, and q, as a whole."""
     check, e, judged, temperature = partial(Check, c), c.parents, _judged(c), c.parameter("temperature")
     # log(p / p of the choice) times the temperature is the raw tokens' log ratio, after bias and penalties
     raw = e.at(_raw_choice(c))

@@ -82,22 +82,18 @@ class Trial:
 
     @property
     def steps(self) -> int:
-        """Decode steps."""
         return len(self.evidence)
 
     @property
     def tokens(self) -> int:
-        """Committed tokens."""
         return int((self.evidence.depth_reached + 1).sum())
 
     @property
     def checks(self) -> list[Finding]:
-        """The checks of all groups."""
         return [check for _, checks in self.groups for check in checks]
 
     @property
     def failed(self) -> list[Finding]:
-        """The checks that failed."""
         return [check for check in self.checks if check.result is CheckResult.FAILED]
 
     @property
@@ -121,12 +117,10 @@ class Trial:
 
     @property
     def exit(self) -> Exit:
-        """The exit code of the command."""
         judged = self.steps and any(check.result is CheckResult.PASSED for check in self.checks)
         return Exit.of(wrong=bool(self.failed), unjudged=not judged)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
         names = ("source", "sampler_untested", "own_rule", "steps", "tokens", "alpha")
         groups = [{"title": title, "checks": [check.to_dict() for check in checks]} for title, checks in self.groups]
         told = {"exit": int(self.exit), "warnings": list(self.notes), "groups": groups}
@@ -225,8 +219,6 @@ def _notes(history: History, c: Columns) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Step:
-    """A decode step of a request."""
-
     visit: Visit
     verdict: Verdict
     params: SamplingParams | None
@@ -236,17 +228,14 @@ class Step:
 
     @property
     def part(self) -> RequestStep:
-        """The record."""
         return self.visit.part
 
     @property
     def tree(self) -> DraftTree:
-        """The tree."""
         return self.visit.part.tree
 
     @property
     def request(self) -> str:
-        """The request's id."""
         return self.visit.request.id
 
     @property
@@ -312,17 +301,14 @@ class Case:
 
     @cached_property
     def checks(self) -> dict[str, Finding]:
-        """The checks of verify, by name."""
         return {check.name: check for check in self.trial.checks}
 
     @cached_property
     def by_key(self) -> dict[tuple[str, int], Step]:
-        """The steps, by `Step.key`."""
         return {step.key: step for step in self.steps}
 
     @property
     def drafting(self) -> list[Step]:
-        """Steps with a draft."""
         return [step for step in self.steps if len(step.tree)]
 
     @property

@@ -185,7 +185,6 @@ class DecisionWatch:
     # What was found
 
     def located(self) -> Iterator[Located]:
-        """What differs, with its place."""
         for operation, figures in self.held.items():
             if wrong := _wrong(figures):
                 of_rules = operation.stage is Stage.SAMPLING
@@ -217,7 +216,6 @@ class DecisionWatch:
         return Located(operation, text, looks, smallest, first.where, len(wrong), len(wrong), unit)
 
     def walk(self) -> Walk | None:
-        """All that was compared, by operation."""
         told = sorted(self.held.items(), key=lambda each: each[0].stage is Stage.VERDICT)
         if not told or (where := told[0][1][0].where) is None:
             return None
@@ -225,7 +223,6 @@ class DecisionWatch:
         return Walk(Stage.VERDICT, where, (), held, "specscope's sampling and verdict", "rules and formulas")
 
     def ruled_out(self) -> Iterator[str]:
-        """What agrees, a sentence each."""
         for side, operation in self.rules.items():
             if (figures := self.held.get(operation, [])) and not _wrong(figures):
                 rows = plural(len(figures), "row")

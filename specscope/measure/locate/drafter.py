@@ -155,7 +155,6 @@ class HeadSide:
             yield
 
     def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
-        """What the pass ought to give, and what rounding explains."""
         name, passes = part.request, self.passes[part.request]
         passes.features = self.features.along[name]
         right = passes.feed(*self.feeds.fed(part))
@@ -169,7 +168,6 @@ class HeadSide:
             yield from self.features.compared(part.request, fed, right.rows[: len(fed)])
 
     def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
-        """A pass, and what was seen of it."""
         runner, head, is_three = self.runner, self.runner.head, self.runner.head.config.version == 3
         modules: dict[str, nn.Module] = {"embedding": runner.loaded.embedding}
         if is_three:
@@ -211,7 +209,6 @@ class BlockSide(HeadSide):
             yield
 
     def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
-        """What the pass ought to give, and what rounding explains."""
         passes, (segment, _) = self.passes[part.request], self._written[id(part.segment.table)]
         passes.features = self.features.along[part.request]
         end = next(g.base for g in self.feeds.drafting if g.context.request == part.request)
@@ -233,7 +230,6 @@ class BlockSide(HeadSide):
                 yield HeldPair(name, ours.float().cpu(), due[name].flatten(1), rows, heads=len(store))
 
     def run(self, forward: Any, segments: Sequence[Segment], *_: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
-        """A pass, and what was seen of it."""
         runner, modules = self.runner, {"embedding": self.runner.loaded.embedding, "norm": self.runner.head.norm}
         with spied(runner.layers) as calls, kept(modules) as made:
             logits = forward(segments)
@@ -255,7 +251,6 @@ class ModulesSide(HeadSide):
         super().__init__(runner, feeds, head, texts, features)
 
     def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
-        """A pass, and what was seen of it."""
         module, calls, made = self.runner.loaded.model.layers[0], dict[str, LayerCall](), dict[str, Tensor]()
         parts: dict[str, nn.Module] = {"embedding": self.runner.loaded.model.embed_tokens}
         parts |= {name: getattr(module, name) for name in PARTS}

@@ -139,16 +139,13 @@ class Drive:
             yield record
 
     def table_of(self, request: str) -> BlockTable | None:
-        """The KV blocks of a request."""
         known = self._requests.get(request)
         return None if known is None else known.table
 
     def part_of(self, request: str) -> RequestStep | None:
-        """A request's part of the step that runs."""
         return next((part for part in self.history.steps[self.place].requests if part.request == request), None)
 
     def where(self, request: str) -> Reference:
-        """The step that runs, of a request."""
         part = self.part_of(request)
         return Reference(request, 0 if part is None else part.index, self.history.steps[self.place].step)
 

@@ -48,13 +48,11 @@ class Question:
 
     @property
     def run(self) -> RunInfo:
-        """What ran."""
         assert self.history.run is not None
         return self.history.run
 
     @property
     def history(self) -> History:
-        """The run."""
         return self.session.case.history
 
     def differing(self, *, drafter: bool) -> dict[str, int]:

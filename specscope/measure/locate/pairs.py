@@ -31,8 +31,6 @@ LAYER = 100.0  # by how much a layer of a head may magnify it; 70 was seen in a 
 
 @dataclass(frozen=True)
 class HeldPair:
-    """One operation of both sides."""
-
     name: str
     ours: Tensor  # [rows, width]; of attention's weights [rows, heads, keys]
     right: Tensor
@@ -106,7 +104,6 @@ class ComparedPass:
 
     @property
     def bad(self) -> list[FedRow]:
-        """The rows that differ."""
         assert self.wrong is not None
         off = (self.wrong.errors > self.held[-1].allowed).any(1)
         return [self.wrong.rows[place] for place in off.nonzero()[:, 0].tolist()]

@@ -61,8 +61,6 @@ class TappedForward:
 
 @dataclass(frozen=True, eq=False)
 class Tapped:
-    """A run."""
-
     forwards: tuple[TappedForward, ...]
     is_v2: bool
     block_size: int
@@ -140,12 +138,10 @@ class Fed:
 
     @property
     def where(self) -> Reference:
-        """The request's step."""
         return Reference(self.text.request, self.text.parts[self.index].index, self.text.steps[self.index])
 
     @property
     def batch(self) -> int:
-        """The request's place in the batch."""
         return self.forward.row_of(self.text.request)
 
     def labels(self, rows: Tensor) -> tuple[FedRow, ...]:
@@ -386,7 +382,6 @@ class ComparedPart(NamedTuple):
 
     @property
     def wrong(self) -> HeldPair:
-        """What differs."""
         assert self.compared.wrong is not None
         return self.compared.wrong
 

@@ -86,14 +86,12 @@ class ComparedForwards:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What was not compared, and why."""
         full = ["The taps were full: later computations of vLLM were not compared."] if self.tapped.is_full else []
         unread = sorted({each.unread for each in self.tapped.forwards if each.unread})
         return (*full, *(f"The cache was not read: {why}." for why in unread))
 
     @cached_property
     def wanted(self) -> set[str]:
-        """The operations that were tapped."""
         names = {name for made in self.tapped.forwards for name in made.tensors}
         return names | {name.rpartition(".")[0] for name in names if " read." in name}
 

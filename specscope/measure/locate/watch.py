@@ -222,7 +222,6 @@ class Seen:
 
     @property
     def batch(self) -> Batch:
-        """How the rows were laid out."""
         return next(iter(self.calls.values())).batch
 
 
@@ -334,7 +333,6 @@ class ModelWatch:
 
     @property
     def is_on(self) -> bool:
-        """Whether passes are compared now."""
         running = self.stage is not Stage.TARGET or bool(self.drive.fed)
         return self.wrong is None and running and self.drive.place <= self.plan.until
 

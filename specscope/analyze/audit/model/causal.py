@@ -36,8 +36,6 @@ def cached(model: Any, cache: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 class Causal:
-    """A causal language model as transformers runs it."""
-
     def __init__(self, source: ModelSource, dtype: str, device: str) -> None:
         """Loads it. Raises UserError."""
         from transformers import AutoModelForCausalLM
@@ -59,12 +57,10 @@ class Causal:
 
     @property
     def vocab(self) -> int:
-        """Tokens that it knows."""
         return int(self.model.get_output_embeddings().weight.shape[0])
 
     @property
     def device(self) -> Any:  # noqa: ANN401
-        """Where it runs."""
         return self.model.device
 
     @property

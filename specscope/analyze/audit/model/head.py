@@ -107,7 +107,6 @@ class Head:
         return functional.cosine_similarity(self.embedding[rows].float(), theirs[rows].float(), dim=-1)
 
     def to(self, dtype: torch.dtype) -> Head:
-        """In another dtype."""
         self.weights = {n: x.to(dtype) if x.is_floating_point() else x for n, x in self.weights.items()}
         shared = self.embedding is self.of_target
         self.embedding, self.output = self.embedding.to(dtype), self.output.to(dtype)

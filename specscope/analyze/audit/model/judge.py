@@ -87,8 +87,6 @@ def _place(notes: ParentNotes | None, parent: int) -> int:
 
 
 class TargetJudge(_Judge):
-    """The target's part."""
-
     who = "target"
 
     def take(self, asked: Sequence[Ask], logits: Tensor) -> None:

@@ -62,7 +62,6 @@ class Modules(Head):
         self.weights = self.modules[0]  # of the module that runs
 
     def to(self, dtype: torch.dtype) -> Modules:
-        """In another dtype."""
         super().to(dtype)
         self.blocks = [block.to(dtype) for block in self.blocks]
         self.modules = [{name: x.to(dtype) for name, x in weights.items()} for weights in self.modules]
@@ -121,7 +120,6 @@ class Modules(Head):
         return own
 
     def nothing(self) -> list[KV]:
-        """No keys and values."""
         none = self.embedding.new_zeros(0, 1, 1)
         return [(none, none, torch.zeros(0, dtype=torch.int64))] * len(self.names)
 

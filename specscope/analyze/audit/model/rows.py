@@ -32,7 +32,6 @@ class Models:
 
     @cached_property
     def target(self) -> Causal:
-        """The target."""
         return Causal(self.options.target, "float32", self.options.device)
 
     @cached_property

@@ -159,15 +159,12 @@ def first_p(rows: Tensor, top_p: Tensor, *, exclusive: bool = False) -> Tensor:
 
 @dataclass(frozen=True)
 class Rules:
-    """What shapes a request's logits."""
-
     params: SamplingParams
     prompt: Sequence[int]
     forms: RequestForms | None = None  # where outputs are limited
 
     @property
     def counts_output(self) -> bool:
-        """Whether an output shapes what follows it."""
         return self.params.penalised or self.params.limited
 
     def shaped(self, logits: Tensor, outputs: Sequence[Sequence[int]]) -> Tensor:

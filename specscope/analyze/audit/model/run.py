@@ -87,7 +87,6 @@ class Passes:
 
     @property
     def steps(self) -> int:
-        """How many there are to judge."""
         return sum(len(contexts.steps) for contexts in self.plans)
 
     def judge(self) -> None:

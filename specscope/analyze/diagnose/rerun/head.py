@@ -376,8 +376,6 @@ OF_MODULES = (
 
 
 class MovedModules(MovedHead, Modules):
-    """Modules under a mistake."""
-
     _works = torch.ones(0, dtype=torch.bool)  # [N] of the rows that run
 
     def _order(self, order: Callable[[int, int], int]) -> list[int]:

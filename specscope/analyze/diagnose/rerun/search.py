@@ -135,12 +135,10 @@ class Match:
 
     @property
     def share(self) -> float:
-        """Same over total."""
         return self.same / max(self.total, 1)
 
     @property
     def differ(self) -> int:
-        """How many differ."""
         return self.total - self.same
 
     @property

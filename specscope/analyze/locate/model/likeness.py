@@ -36,8 +36,6 @@ def figure(value: float) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows and channels that differ."""
-
     ours: Tensor  # [n, w]
     right: Tensor  # [n, w]
     rows: Sequence[FedRow]  # n of them
@@ -47,7 +45,6 @@ class Block:
     fed: Sequence[FedRow]  # m of them
 
     def narrowed(self, columns: Tensor, heads: int) -> Block:
-        """Some channels of it."""
         sides = {name: getattr(self, name)[:, columns] for name in ("ours", "right", "known")}
         return replace(self, **sides, heads=heads)
 
@@ -76,7 +73,6 @@ def not_finite(bad: Tensor) -> str:
 
 
 def zero(block: Block) -> str:
-    """All zero."""
     phrase = block.counted(int((block.ours == 0).all(1).sum()), 0.5)
     return phrase and f"all zero {phrase}"
 

@@ -123,8 +123,6 @@ def _attention(
 
 @dataclass(frozen=True)
 class ReferencePass:
-    """What the operations of one pass give."""
-
     rows: tuple[FedRow, ...]
     keys: tuple[FedRow, ...]  # what each key that is read is of
     # In the order of computing: [rows, ...]; of keys and values read [keys, ...]; the logs of attention's

@@ -314,7 +314,6 @@ class Trials:
 
     @property
     def c(self) -> Columns:
-        """What is recorded."""
         return self.case.evidence
 
 

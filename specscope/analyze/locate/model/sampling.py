@@ -42,7 +42,6 @@ class RowPlace:
 
     @property
     def engine_step(self) -> int:
-        """The engine's step."""
         return self.asked.step.visit.record.step
 
 
@@ -58,8 +57,6 @@ class Relation:
 
 
 class Places:
-    """All places of some steps, by number."""
-
     def __init__(self, asked: Sequence[Asked]) -> None:
         self.every = [RowPlace(one, node) for one in asked for node in sorted(one.logits)]
         self._number = {(*place.asked.step.key, place.node): row for row, place in enumerate(self.every)}
@@ -86,7 +83,6 @@ class Places:
         return self._batch[place.engine_step]
 
     def before(self, place: RowPlace) -> Asked | None:
-        """The request's step before."""
         last = place.asked.step.last
         return None if last is None else self._by_key.get(last.key)
 
@@ -168,7 +164,6 @@ class Counted:
 
     @property
     def accepted(self) -> list[int]:
-        """The committed tokens that were accepted drafts."""
         return [token for place, token in enumerate(self.output) if place not in self.ends]
 
 
@@ -213,7 +208,6 @@ class RuledRows:
 
     @property
     def vocab(self) -> int:
-        """Tokens in a row."""
         return len(self.places.every[0].logits)
 
     @cached_property
@@ -231,7 +225,6 @@ class RuledRows:
 
     @property
     def active(self) -> list[str]:
-        """The rules that any request has."""
         of_requests = {BIAS: any(p.logit_bias for p in self.params), FORM: any(p.limited for p in self.params)}
         of_requests |= {rule: bool((values != NUMBERS[rule]).any()) for rule, values in self.numbers.items()}
         return [rule for rule in ORDER if of_requests[rule] and not self.what.startswith("raw")]
@@ -323,8 +316,6 @@ NODE, BONUS, RECOVERED, TARGET = "node", "bonus", "recovered", "target"  # kinds
 
 @dataclass(frozen=True)
 class RuleChange:
-    """One change of the rules."""
-
     name: str  # "top-p left out"
     operation: str  # "top-p"
     recipe: RuleRecipe = RIGHT
@@ -457,7 +448,6 @@ def changes(rows: RuledRows) -> list[RuleChange]:
 
 
 def cut(first: int) -> RuleChange:
-    """A choice among the first tokens only."""
     among = changed(LOGITS, lambda rows: rows.index_fill(1, torch.arange(first, rows.shape[1]), -torch.inf))
     return RuleChange(f"a choice among the first {first:,} tokens only", LOGITS, among)
 

@@ -98,8 +98,6 @@ class RuleVariant:
 
 @dataclass(frozen=True)
 class BestVariant:
-    """The best variant, and the search behind it."""
-
     best: RuleVariant
     wrong: int  # tokens that differ
     tried: int  # variants
@@ -256,7 +254,6 @@ class Search:
     # On all tokens
 
     def variant(self, change: RuleChange) -> RuleVariant:
-        """A change, with what it explains."""
         values = self.predicted(change)
         fits, off = self.fits(values), np.minimum(self.off(values)[self.differ], FARTHEST)
         explained, spoils = int(fits[self.differ].sum()), int((self.beside & ~fits).sum())
