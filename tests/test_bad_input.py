@@ -119,7 +119,6 @@ def test_every_flag_has_its_bounds(verb):
 def test_so_it_is_for_people(tmp_path):
     """In a process of its own: a flag, bytes that are no text, a file, an output."""
     chosen = [
-        Case((*bad.CAPTURE, "--max-batch=\udcff"), bad.GOOD, "--max-batch"),
         next(case for case in READ["trees"] if "\udcff" in "".join(case.words)),
         *(READ[kind][3] for kind in ("costs", "output: figures")),
     ]

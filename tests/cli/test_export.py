@@ -96,7 +96,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path):
 def test_an_interrupted_export_leaves_what_was_there(tmp_path, number, older):
     """In a new folder nothing, in that of an older export that one."""
     folder, long = tmp_path / "tables", tmp_path / "long.jsonl"
-    lengthen(PLANTED, long, 2500)
+    lengthen(PLANTED, long, 1500)
     if older:
         assert run_here(["export", PLANTED, "-o", str(folder)])[0] == 0
     process = subprocess.Popen([sys.executable, "-m", "specscope", "export", str(long), "-o", str(folder)])
