@@ -8,12 +8,13 @@ import pytest
 from specscope.analyze.audit.audit import audit, verdict
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
-from specscope.analyze.findings import CheckResult, Exit
+from specscope.analyze.findings import Exit
 from specscope.analyze.verify.trial import judge
 from specscope.analyze.why import why_run
 from specscope.measure.judges import DEFAULT_HEAD, audit_options
 from specscope.model.places import bundled_model
 from specscope.trace.wire.reading import read_capture
+from tests.analyze.audit.runs import failed
 
 CAPTURES = Path(__file__).parent.parent / "data" / "sglang"
 NAMES = sorted(path.name.removesuffix(".jsonl.gz") for path in CAPTURES.glob("*.gz"))
@@ -32,10 +33,6 @@ def options(history, sample=None):
 def audited(name, sample=None):
     history = history_of(name)
     return audit(history, name, options(history, sample))
-
-
-def failed(found):
-    return {finding.name for finding in found.findings if finding.result is CheckResult.FAILED}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,7 @@ from tests.trace.strategies import RUN, runs, vocabularies
 
 TOKEN = 77_000_000
 SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # a busy machine draws few runs in a second
-any_run = settings(max_examples=30, suppress_health_check=SLOW, deadline=None)
+any_run = settings(max_examples=15, suppress_health_check=SLOW, deadline=None)
 
 
 def cut(folder, history, places, privacy=Privacy.EVERYTHING, vocabulary=None):

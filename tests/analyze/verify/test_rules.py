@@ -100,10 +100,10 @@ def test_a_mistake_in_the_rule_is_seen_in_a_run(deep, monkeypatch, name):
 @pytest.mark.parametrize("rule", [*TREES, STANDARD])
 def test_what_is_forced_convicts_nobody(deep, rule, what):
     """Verdicts that follow from force are left out of every check, exact and statistical."""
-    places = range(0, 400, 2)
+    places = range(0, 200, 2)
     node = 2 if what == "deep" else 0
     outcomes = {} if what == "final" else {(place, node): what != "rejected" for place in places}
     changes = Changes(outcomes=outcomes, tokens=dict.fromkeys(places, 7) if what == "final" else {})
-    history = run(engine_of(deep, rule, TREES.get(rule, TREES[TRAVERSAL]), changes), max_tokens=100, **HOT)
+    history = run(engine_of(deep, rule, TREES.get(rule, TREES[TRAVERSAL]), changes), max_tokens=50, **HOT)
     assert any(len(part.verdict.forced) for record in history.steps for part in record.requests if part.verdict)
     assert failed(history) == []

@@ -102,7 +102,7 @@ class Planted:
 
 
 @given(runs(max_steps=2), st.sampled_from((SpanLevel.TREES, SpanLevel.STEPS, SpanLevel.REQUESTS)))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_nothing_that_is_left_out_is_written(records, level):
     """And all of it is where nothing is left out, which is how the search is known to find it."""
     planted = Planted()
@@ -122,7 +122,7 @@ def test_nothing_that_is_left_out_is_written(records, level):
 
 
 @given(runs(max_steps=3), vocabularies, st.sampled_from((Privacy.NO_TEXT, Privacy.NO_TOKENS)))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_the_rest_survives_the_trip(records, vocabulary, privacy):
     """Only the run's header says that ids were left out: to lose them otherwise is damage."""
     run = dataclasses.replace(RUN, privacy=privacy)

@@ -156,7 +156,7 @@ SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # a busy mac
 
 
 @given(runs(max_steps=6), vocabularies, st.randoms(use_true_random=False), shares, st.sampled_from([1, 64]))
-@settings(max_examples=30, suppress_health_check=SLOW, deadline=None)
+@settings(max_examples=15, suppress_health_check=SLOW, deadline=None)
 def test_every_step_that_is_there_is_read_and_none_is_invented(
     tmp_path, monkeypatch, records, vocabulary, chance, share, behind
 ):
@@ -191,7 +191,7 @@ def test_every_step_that_is_there_is_read_and_none_is_invented(
 
 
 @given(runs(max_steps=3), vocabularies)
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_requests_alone_tell_what_the_engine_did(records, vocabulary):
     spans = encoded(records, RUN, vocabulary)
     _, back = decode([span for span in spans if span.name in ("decode_step", "prefill")])

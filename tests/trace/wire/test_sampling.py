@@ -53,7 +53,7 @@ def requests(spans):
 
 
 @given(sampled_runs(), ratios)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_whole_traces_are_kept_as_the_sdk_would_and_a_step_says_what_was_left_out_of_it(records, ratio):
     """By the trace ids that the spans really have. It is read again as it was, and nothing counts as lost."""
     sampler, out = through(records, ratio)
@@ -94,7 +94,7 @@ def _names(record):
 
 
 @given(sampled_runs())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_history_of_what_was_kept_stands_on_the_same_branch(records):
     """Where the step after which a branch begins is left out, the branch follows the last one before it."""
     _, out = through(records, 0.4)

@@ -30,7 +30,7 @@ NOTES = ((1, np.float32), (1, np.float32), (0, np.int32), (0, np.int32), (0, np.
 
 
 @given(runs(), vocabularies, st.randoms())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_records_survive_the_trip_in_any_order(records, vocabulary, chance):
     spans = encoded(records, RUN, vocabulary)
     assert decode(spans)[1] == records
@@ -86,7 +86,7 @@ def test_a_request_that_ended_while_it_waited_was_not_admitted():
 
 
 @given(runs(max_steps=2), vocabularies)
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_ids_links_and_parents_hang_together(records, vocabulary):
     spans = encoded(records, RUN, vocabulary)
     assert len({(s.trace, s.id) for s in spans}) == len(spans)
@@ -102,7 +102,7 @@ def test_ids_links_and_parents_hang_together(records, vocabulary):
 
 
 @given(runs(max_steps=2), vocabularies)
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_levels_hold_less_and_less(records, vocabulary):
     trees, steps, requests, off = (
         encoded(records, RUN, vocabulary, level)
