@@ -81,7 +81,6 @@ class Steps:
         return len(self.parts)
 
     def chunks(self) -> Iterator[bytes]:
-        """The chunks."""
         for at in range(0, len(self), CHUNK):
             here = slice(at, at + CHUNK)
             yield _Chunk(self.history, self.parts[here], self.records[here]).packed()
@@ -144,7 +143,6 @@ class _Chunk:
         self._dtype = "" if history.run is None else history.run.dtype
 
     def packed(self) -> bytes:
-        """The chunk."""
         names = self._names()
         coded = {name: numbered(values) for name, values in names.items()}
         told = {name: list(dict.fromkeys(values)) for name, values in names.items()}

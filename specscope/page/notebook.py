@@ -45,12 +45,10 @@ def text(words: str, keep: str = "") -> str:
 
 
 def lines(words: Iterable[str]) -> str:
-    """Paragraphs."""
     return "".join(tag("div", text(line)) for line in words)
 
 
 def heading(title: str) -> str:
-    """A title."""
     return tag("div", tag("b", text(title)), style="margin-top:8px")
 
 
@@ -73,7 +71,6 @@ def table(shown: Table) -> str:
 
 
 def of_run(report: Report) -> str:
-    """A run's summary."""
     shown = [tables.acceptance(report), tables.positions(report), tables.requests(report, MOST_REQUESTS)]
     warnings = lines(f"! {warning}" for warning in report.warnings)
     return pairs(tables.header(report)) + warnings + "".join(map(table, shown))

@@ -138,7 +138,6 @@ def _asked(info: RequestInfo | None) -> int:
 
 
 def prompts(history: History) -> list[str]:
-    """The whole prompt of each request."""
     infos = (request.info for request in history.requests.values())
     vocabulary = history.vocabulary
     return ["" if info is None else info.prompt or vocabulary.text(info.prompt_tokens.tolist()) for info in infos]
@@ -172,7 +171,6 @@ def _tune(history: History, source: str) -> dict[str, Any] | None:
 
 
 def _findings(history: History, source: str, warnings: Sequence[str]) -> dict[str, Any]:
-    """Verify's answer."""
     trial = judge(history, source=source, warnings=warnings)
     groups = [(title, [_check(check) for check in checks]) for title, checks in trial.groups]
     return {"by": "verify", "verdict": verdict(trial), "failed": bool(trial.failed), "groups": groups}

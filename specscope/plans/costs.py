@@ -52,12 +52,10 @@ class Costs:
 
     @property
     def batch(self) -> int:
-        """Requests of a step."""
         return self.plain.rows
 
     @property
     def plain(self) -> CostPoint:
-        """A step without drafts."""
         return self.step[0]
 
     def seconds(self, plan: TreePlan, nodes: float) -> float:

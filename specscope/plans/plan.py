@@ -43,7 +43,6 @@ class StaticPlan:
 
     @property
     def max_nodes(self) -> int:
-        """Nodes of the tree that is verified."""
         return len(self.shape)
 
     @property
@@ -79,7 +78,6 @@ class DynamicPlan:
 
     @property
     def max_nodes(self) -> int:
-        """As a static plan's, and so are those below."""
         return min(self.nodes, self.candidates)
 
     @property

@@ -205,8 +205,6 @@ WORDS = {
 
 @dataclass(frozen=True)
 class CallsJudged:
-    """What was found about the calls of a sampler."""
-
     calls: int
     drafts: int
     fits: tuple[str, ...]  # the rules that give these outputs
@@ -233,7 +231,6 @@ class CallsJudged:
         return f"NOT CONSISTENT ({failed}): {looks}{counts}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
         told = {"checks": [check.to_dict() for check in self.checks]}
         return {"exit": int(self.exit), "verdict": str(self), **vars(self), **told}
 

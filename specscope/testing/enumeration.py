@@ -44,8 +44,6 @@ def conditional(vocabulary: int, seed: int) -> Conditional:
 
 @dataclass(frozen=True)
 class Losslessness:
-    """What an enumeration found."""
-
     rule: str
     largest: float  # total variation of what is emitted from what the target emits: 0 to 1
     where: str  # of which p and q

@@ -288,14 +288,11 @@ def about_likeliest(place: PlaceView, show: Callable[[int], str]) -> list[str]:
 
 
 def how_drawn(tree: DraftTree) -> str:
-    """How the nodes of a tree were drawn, in a word or two."""
     kinds = set(tree.drawn.tolist())
     return " + ".join(DRAWN[kind] for kind in DRAWN if int(kind) in kinds)
 
 
 class RequestRow(NamedTuple):
-    """A line of a list of requests: what one had come to."""
-
     name: str
     state: str  # as RequestHistory.state_at has it, in words
     tokens: int

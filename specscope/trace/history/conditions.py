@@ -158,7 +158,6 @@ LONGEST_OF_FIGURE = 400  # characters of a condition
 
 
 def depth_rate(depth: int) -> str:
-    """The figure of one depth."""
     return f"depth {depth} rate"
 
 
@@ -174,8 +173,6 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class Threshold:
-    """One condition, read."""
-
     figure: str  # tau, rate, `depth 3 rate`, drafts, `tau where label kind is code`
     way: Way
     size: float  # a share where `percent`

@@ -147,7 +147,6 @@ class RunningTotals:
 
     @property
     def total(self) -> Acceptance:
-        """After the last."""
         return Acceptance.of(self._row(len(self.positions))[OWN:])
 
     def count(self, position: int) -> int:

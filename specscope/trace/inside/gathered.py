@@ -47,16 +47,13 @@ class Sent(Generic[Key]):
         self.bytes = packed.nbytes
 
     def ready(self) -> bool:
-        """Whether they have come."""
         return self._arrived is None or bool(self._arrived.query())
 
     def wait(self) -> None:
-        """Wait until they have come."""
         if self._arrived is not None:
             self._arrived.synchronize()
 
     def read(self) -> dict[Key, NDArray[Any]]:
-        """When they have come."""
         arrays, start = {}, 0
         for key, dtype, shape, size in self._kinds:
             arrays[key] = self._host[start : start + size].view(dtype).view(shape).numpy()
@@ -97,11 +94,9 @@ class Judgements:
         self.bytes = sum(call.sent.bytes for call in calls)  # that are copied
 
     def ready(self) -> bool:
-        """Whether they can be read without waiting."""
         return all(call.sent.ready() for call in self._calls)
 
     def wait(self) -> None:
-        """Wait until they can be read."""
         for call in self._calls:
             call.sent.wait()
 
@@ -113,7 +108,6 @@ class Judgements:
 
 
 def read(call: Gathered) -> list[Judged]:
-    """The judgement of each request in the batch."""
     return [assembled(_OneRequest(call, request).numbers()) for request in range(call.requests)]
 
 
@@ -190,8 +184,6 @@ class _OneRequest:
 
 @dataclass(frozen=True)
 class Final:
-    """What a final token was drawn from."""
-
     p: float  # the final token's there
     target_p: float  # and in the target's own p
     entropy: float

@@ -76,7 +76,6 @@ class PluginSettings:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is to be done."""
         return any((self.capture, self.endpoint, self.debug, self.taps))
 
     @property

@@ -116,8 +116,6 @@ class OfStep:
 
 @dataclass(frozen=True)
 class OfQueue:
-    """Of a request's admission."""
-
     PREFIX: ClassVar = "specscope.request."
     admitted: Annotated[bool, Wire()] = True  # False: it ended before it was
     length: Annotated[int, Wire(TokenCount, name="request.prompt_length")] = 0
@@ -271,8 +269,6 @@ def kind_of(name: str, attributes: Attributes) -> SpanKind | None:
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """Of a decode step."""
-
     step: RequestStep  # in columns with others
     likeliest: Sequence[str]  # the texts of ParentNotes.named, if there are any
 

@@ -120,7 +120,6 @@ class _Pending:
         return self.engine[LeftOut].steps if self.engine is not None and LeftOut in self.engine else 0
 
     def complete(self) -> bool:
-        """Whether every span that the engine step names is there."""
         if self.engine is None or len(self.parts) < len(self.names.requests):
             return False  # the answer for most spans
         asked = ((self.parts, self.names.requests), (self.admitted, self.names.admitted))
