@@ -287,6 +287,7 @@ class History:
 
     @property
     def last_step(self) -> int:
+        """The number of the last of `steps`; -1 for none."""
         return self.steps[-1].step if self.steps else -1
 
     def append(self, record: StepRecord) -> None:
@@ -434,6 +435,7 @@ class History:
             request.info = request.info or infos[name]
 
     def request(self, name: str) -> RequestHistory:
+        """The request of that id, created where it is new."""
         if name not in self.requests:
             self.requests[name] = request = RequestHistory(name, parts=self.parts, first=len(self.steps))
             request.totals = RunningTotals(partial(self._of_request, request))
