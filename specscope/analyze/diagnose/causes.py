@@ -42,7 +42,7 @@ LATE = _names("accept probability, trial order, p at later trials, q at trials, 
 LATE = (*LATE, "raw probabilities")
 
 ANY = ""
-FED = r"^(tokens|positions|rows|features|embedding|fc|draw|drawn)"  # what enters a model, before its first layer
+FED = r"^(tokens|last token|positions|rows|features|embedding|fc|draw|drawn)"  # what enters a model
 # What attention does with positions, its mask and the KV cache, and what enters it
 SEEN = r"^(tokens|positions|rows)|\.(query|key|value|keys read|values read|scores|attention)$"
 OUT = r"^(lm_head|logits|d2t|vocabulary|norm|head)"  # from the last layer on
