@@ -90,6 +90,8 @@ def test_what_cannot_draft_is_charged_its_feed_alone(eagle):
     (record,) = run(eagle, 1)
     assert len(record.requests) == MANY
     assert record.blocks_used == MANY
+    eagle.cancel_all()
+    run(eagle)
 
 
 def test_the_charge_is_never_less_than_the_draft(tiny, drafting, eagle):
