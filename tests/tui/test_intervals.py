@@ -11,17 +11,18 @@ from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import StepRecord
+from specscope.tui.look import Look
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.widgets.bars import StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
-from specscope.tui.widgets.lines import Lines
+from specscope.tui.widgets.lines import Lines, Panel
 from specscope.tui.widgets.rates import LengthsPanel, RatesPanel
 from specscope.tui.widgets.tree import TreePanel
 from tests.analyze import histories as made
 from tests.trace.record.test_aggregate import GAUGES, interval
 from tests.trace.strategies import RUN
 
-from .sample import running, text_of
+from .sample import running, text_of, told
 
 
 def over(*records: StepRecord) -> Viewer:
@@ -98,17 +99,18 @@ async def test_figures_of_all_intervals_or_of_one_and_a_click_and_the_keys_move(
         assert "2.05" in text_of(rates)
 
 
-async def test_a_rate_by_depth_carries_its_n_and_a_depth_that_nothing_proposed_is_blank():
-    told = Aggregate("x", drafts=80, drafted=82, accepted=14, accepted_at=(13, 1, 0), proposed_at=(80, 2, 0))
-    async with running(over(interval(0, told)), title="w") as (app, pilot):
-        await pilot.press("end")
-        await pilot.pause()
-        lines = text_of(app.screen.query_one(RatesPanel)).splitlines()
-    assert [line.split()[-4:] for line in lines[-3:]] == [
-        ["0.163", "of", "80", "–"],
-        ["0.500", "of", "2", "–"],
-        ["3", "–", "–"],
-    ]
+def drawn(panel: Panel, viewer: Viewer) -> tuple[str, str]:
+    """The title and the text of a panel at the end of a run."""
+    viewer.goto_end()
+    sheet = panel.draw(Look(viewer), 60, 20)
+    return told([sheet.title]), told(sheet.lines)
+
+
+def test_a_rate_by_depth_carries_its_n_and_a_depth_that_nothing_proposed_is_blank():
+    few = Aggregate("x", drafts=80, drafted=82, accepted=14, accepted_at=(13, 1, 0), proposed_at=(80, 2, 0))
+    lines = drawn(RatesPanel(), over(interval(0, few)))[1].splitlines()
+    rates = [["0.163", "of", "80", "–"], ["0.500", "of", "2", "–"], ["3", "–", "–"]]
+    assert [line.split()[-4:] for line in lines[-3:]] == rates
     assert "corrected" in lines[-4]
 
 
@@ -124,18 +126,17 @@ async def test_no_key_is_a_crash_and_the_other_screens_say_what_is_missing():
         assert any("vLLM /metrics reports only sums" in text_of(panel) for panel in app.screen.query(Lines))
 
 
-async def test_gauges_are_shown_as_averages():
+def test_gauges_are_shown_as_averages():
     viewer = over(*(interval(step, GAUGES) for step in range(6)))
-    async with running(viewer) as (app, pilot):
-        await pilot.press("end")
-        rates, lengths = app.screen.query_one(RatesPanel), app.screen.query_one(LengthsPanel)
-        assert re.search(r"sglang:spec_accept_length +2\.31", text_of(rates))
-        assert "Averages" in str(rates.border_title)
-        assert "one column: 1 interval" in text_of(lengths)
-        assert "█" in text_of(lengths)
-        shown = text_of(app.screen.query_one(IntervalsPanel))
-        assert "the number of drafts" in shown
-        assert "drafts" not in shown.splitlines()[0]  # a column of dashes alone is left out
+    (title, rates), (_, lengths), (_, shown) = (
+        drawn(kind(), viewer) for kind in (RatesPanel, LengthsPanel, IntervalsPanel)
+    )
+    assert re.search(r"sglang:spec_accept_length +2\.31", rates)
+    assert "Averages" in title
+    assert "one column: 1 interval" in lengths
+    assert "█" in lengths
+    assert "the number of drafts" in shown
+    assert "drafts" not in shown.splitlines()[0]  # a column of dashes alone is left out
 
 
 async def test_names_from_outside_stay_where_they_are_printed():
