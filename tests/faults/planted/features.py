@@ -64,6 +64,13 @@ def normalised(observe, self, request, start, features, tokens):
     observe(self, request, start, torch.nn.functional.normalize(layers, dim=-1).flatten(-2), tokens)
 
 
+@replaced(Eagle, "observe")
+def half(observe, self, request, start, features, tokens):
+    """The upper half of each position's features is zero."""
+    lower = torch.arange(features.shape[-1]) < features.shape[-1] // 2
+    observe(self, request, start, features * lower, tokens)
+
+
 @replaced(HeadDrafter, "_next")
 def own_tokens(following, self, held, state, tokens, end, *, logits):
     """Each feature is fed with its own token, not with the next one."""
@@ -117,6 +124,7 @@ FAULTS = [
     Fault("features of roots only", Cause.DRAFTER_FED, root_only, "eagle chain"),
     Fault("features normalised", Cause.DRAFTER_FED, normalised, "eagle chain"),
     Fault("no features", Cause.DRAFTER_FED, nothing, "eagle dynamic"),
+    Fault("half of the features", Cause.DRAFTER_FED, half, "eagle chain"),
     Fault("own tokens", Cause.DRAFTER_FED, own_tokens, "eagle chain"),
     Fault("no state of its own", Cause.DRAFTER_FED, no_own_state, "eagle tree"),
     Fault("no hidden norm", Cause.DRAFTER_BUILT, no_hidden_norm, "eagle chain", rare=0),
