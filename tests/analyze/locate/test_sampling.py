@@ -33,7 +33,7 @@ from tests.faults.models import TARGET, tokens_of
 from tests.faults.planted.drafts import FAULTS as DRAFTS
 from tests.faults.planted.rules import params_of
 from tests.faults.planted.trials import tried
-from tests.faults.settings import DRAFTERS, Setting, capture, history, short
+from tests.faults.settings import DRAFTERS, STOP, Setting, capture, history, short
 from tests.support import records
 
 WARM = {"temperature": 0.9}
@@ -68,6 +68,7 @@ PENALISED = {**WARM, "repetition_penalty": 1.2, "frequency_penalty": 0.3}
 warmer = params_of(lambda params: {"temperature": 1.05 * params.temperature})
 odd_higher = planted.logits(lambda rows: rows + torch.arange(rows.shape[1]) % 2)
 halves = planted.logits(lambda rows: (2 * rows).round() / 2)
+banned = planted.logits(lambda rows: rows.index_fill(1, torch.tensor([STOP]), -torch.inf))
 PLANTED = {  # by the words of the variant: drafter, parameters, what is planted, and the operation
     "min-p by the largest p of the root": ("early tree", MIN_P, planted.min_p_by_the_first_row, "min-p"),
     "the temperature times 1.05": ("early chain", {"temperature": 1.2}, warmer, "temperature"),
@@ -84,6 +85,7 @@ PLANTED = {  # by the words of the variant: drafter, parameters, what is planted
     ),
     "an offset of each token on the logits, up to 1 apart": ("model chain", {}, odd_higher, "logits"),
     "logits rounded to multiples of 0.5": ("model chain", {}, halves, "logits"),
+    f"token {STOP} left out": ("model chain", {}, banned, "logits"),
     "logit bias left out": ("early chain", BIASED, planted.no_bias_in_the_draft, "logit bias"),
     "top-p left out": ("early tree", TOP_P, planted.no_top_p_in_some_rows, "top-p"),
     "top-p left out, where the token is bonus": ("model chain", TOP_P, planted.bonus_without_top_p, "top-p"),

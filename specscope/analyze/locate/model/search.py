@@ -6,12 +6,15 @@ has it. Of several that explain as much the one that would spoil the fewest is t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.tally import LEAST, SUMMED
@@ -166,7 +169,7 @@ class Search:
             out[mine] = self.values(p, rows, [wanted[number] for number in mine])
         return out
 
-    def values(self, p: torch.Tensor, rows: Sequence[int], indices: Sequence[int]) -> Array:
+    def values(self, p: Tensor, rows: Sequence[int], indices: Sequence[int]) -> Array:
         """Of items, by their numbers, what rows of p give."""
         tokens = torch.tensor([min(self.items[index].token, p.shape[1] - 1) for index in indices])
         values = p[list(rows), tokens].double().numpy()
@@ -206,7 +209,17 @@ class Search:
         if not self.few or bool(self.greedy[self.few].all()):
             return made
         made += [self._fitted(*dial) for dial in dials(self.rows, logits_right=self.logits_right)]
-        return made if self.logits_right or not self.rows.what.startswith("raw") else [*made, *self._offsets()]
+        of_raw = self.rows.what.startswith("raw") and not self.logits_right
+        return [*made, *self._left_out(), *self._offsets()] if of_raw else made
+
+    def _left_out(self) -> list[RuleChange]:
+        """A token that never came, where it is the likeliest of rows that differ: one that is banned by mistake."""
+        came = {item.token for item in self.items if item.recorded > LEAST}
+        p = self.rows.distributions(RIGHT, sorted({self.items[index].row for index in self.few}))
+        likeliest = Counter(token for token in p.argmax(1).tolist() if token not in came)
+        banned = (partial(Tensor.index_fill, dim=1, index=torch.tensor([x]), value=-torch.inf) for x in likeliest)
+        named = zip(likeliest, banned, strict=True)
+        return [RuleChange(f"token {x} left out", LOGITS, changed(LOGITS, change)) for x, change in named]
 
     def _offsets(self) -> list[RuleChange]:
         """An offset that each token has in all rows: a bias of the last layer. Least squares, with a level of each row;
