@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -24,17 +23,13 @@ from specscope.analyze.diagnose.diagnosis import (
 )
 from specscope.analyze.diagnose.names import named, shifted_lookup
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.located import Location, Proof, Stage
+from specscope.analyze.locate.located import Location, Proof
 from specscope.analyze.verify.trial import Case, Trial, judge, of_own_rules
 from specscope.errors import UserError, first_line
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 
 DECISIONS = ("outcomes", "greedy acceptance")  # the checks of verify that fail where another p decided
-# What a walk says that agrees: how it begins, by stage, and what it says of an engine that was run again
-WHAT = {Stage.TARGET: "the target", Stage.DRAFTER: "the drafter", Stage.SAMPLING: "the sampling rules"}
-WHAT |= {Stage.VERDICT: "the verdict", Stage.DRAWS: "the draws"}
-AGAIN = re.compile("run again|recomputed|over [0-9,]+ engine step")
 Lines = tuple[str, ...]
 Locate = Callable[[JudgedCase, bool], Location]  # the last: nothing is wrong, a little is walked
 
@@ -76,7 +71,8 @@ def examine(
     found = location or Location(source, ())
     sure = found.located or any(fault.proof is not Proof.SUM for fault in faults)
     wrongs, agrees = _without_cause(faults, failures, found)
-    healthy_here = [line for line in agrees if _is_of_this_build(line, faults)]
+    stages = {stage for fault in faults if len(fault.cause.places) == 1 for stage in fault.cause.places}
+    healthy_here = [line for line in agrees if found.rerun.get(line) in stages]  # of an engine that ran again
     notes += [f"this build does not show what was recorded: {line}" for line in healthy_here]
     versions = {} if history.run is None else history.run.versions
     builds = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -124,12 +120,6 @@ def _without_cause(faults: Sequence[Suspect], failures: Sequence[Failure], found
     if failures and not wrongs:
         return (), (*agrees, *found.unexplained)  # figures of another build, for one
     return tuple(dict.fromkeys((*wrongs, *found.unexplained))), agrees
-
-
-def _is_of_this_build(line: str, faults: Sequence[Suspect]) -> bool:
-    """Whether what agrees is what an engine does that was run again here, where the recorded run has a fault of it."""
-    stages = {stage for fault in faults if len(fault.cause.places) == 1 for stage in fault.cause.places}
-    return AGAIN.search(line) is not None and any(line.startswith(f"{WHAT[stage]}:") for stage in stages)
 
 
 def _small(trial: Trial) -> Iterator[str]:

@@ -196,6 +196,7 @@ class Location:
     located: tuple[Located, ...] = ()  # as `ranked` has them
     walks: tuple[Walk, ...] = ()
     ruled_out: tuple[str, ...] = ()  # what agrees, a sentence each with n and unit
+    rerun: dict[str, Stage] = field(default_factory=dict)  # those of them that an engine showed which ran again here
     unexplained: tuple[str, ...] = ()  # what differs and has no place, besides failed checks
     unplaced: tuple[str, ...] = ()  # checks of audit and verify that failed and have none
     left_out: tuple[str, ...] = ()  # what could not be walked or searched, and why
@@ -213,7 +214,7 @@ class Location:
 
     def to_dict(self) -> dict[str, Any]:
         more = {"exit": int(self.exit), "unexplained": list(self.without_place), "seconds": round(self.seconds, 3)}
-        return fields(self, "unplaced") | more
+        return fields(self, "unplaced", "rerun") | more
 
 
 def ranked(located: Sequence[Located]) -> tuple[Located, ...]:

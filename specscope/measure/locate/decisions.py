@@ -222,15 +222,17 @@ class DecisionWatch:
         held = tuple(_held(*each) for each in told)
         return Walk(Stage.VERDICT, where, (), held, "specscope's sampling and verdict", "rules and formulas")
 
-    def ruled_out(self) -> Iterator[str]:
+    def agrees(self) -> Iterator[tuple[str, Stage]]:
+        """A sentence each, with the stage that it is about."""
         for side, operation in self.rules.items():
             if (figures := self.held.get(operation, [])) and not _wrong(figures):
                 rows = plural(len(figures), "row")
-                yield f"the sampling rules: {side} of {rows}, recomputed, is what they give for the engine's own logits"
+                follow = f"{side} of {rows}, recomputed, is what they give for the engine's own logits"
+                yield f"the sampling rules: {follow}", Stage.SAMPLING
         figures = [figure for name in self.verdict.values() for figure in self.held.get(name, [])]
         if figures and not _wrong(figures):
             counts = f"{plural(len(figures), 'figure')} of {plural(self.steps, 'step')}"
-            yield f"the verdict: {counts}, run again, follow from p, q and coins"
+            yield f"the verdict: {counts}, run again, follow from p, q and coins", Stage.VERDICT
 
     def notes(self) -> list[str]:
         """What was not judged, and why."""

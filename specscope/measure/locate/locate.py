@@ -312,13 +312,18 @@ def walk(ask: Question, found: Location, stages: Iterable[Stage]) -> None:
             ask.progress("walking the run", number + 1, until + 1)
     if decisions is not None:
         ask.driven.extend(item for item in decisions.located() if item.operation.stage in wanted)
-        found.ruled_out += tuple(decisions.ruled_out())
+        _agrees(found, dict(decisions.agrees()))
         found.notes += tuple(decisions.notes())
         found.walks += tuple(filter(None, [decisions.walk()]))
     if Stage.DRAFTER in wanted and options.own:
         _of_own(ask, found, drive)
     for watch in watches:
         _of_watch(ask, found, watch, len(reference.layers))
+
+
+def _agrees(found: Location, lines: Mapping[str, Stage]) -> None:
+    """What the engine that ran again does right."""
+    found.ruled_out, found.rerun = (*found.ruled_out, *lines), {**found.rerun, **lines}
 
 
 def _of_own(ask: Question, found: Location, drive: Drive) -> None:
@@ -363,10 +368,11 @@ def _of_watch(ask: Question, found: Location, watch: ModelWatch, layers: int) ->
     of_what = f"{plural(steps, 'engine step')} of {plural(len(watch.plan.contexts), 'request')}"
     if is_target:
         rows = f"{watch.rows:,} rows at the borders of {plural(layers, 'layer')} agree over {of_what}"
-        found.ruled_out += (f"the target: {rows}, within {watch.largest:.0%} of what rounding explains",)
+        line = f"the target: {rows}, within {watch.largest:.0%} of what rounding explains"
+        _agrees(found, {line: watch.stage})
     elif watch.passes:
         passes = f"{plural(watch.passes, 'pass', 'passes')} over {of_what} agree"
-        found.ruled_out += (f"the drafter: {passes}, from their inputs to the chosen tokens",)
+        _agrees(found, {f"the drafter: {passes}, from their inputs to the chosen tokens": watch.stage})
     if is_target and (differs := ask.differing(drafter=False)):
         requests = plural(len(differs), "request")
         found.unexplained += (

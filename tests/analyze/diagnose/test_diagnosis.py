@@ -32,6 +32,7 @@ from tests.faults import fault as faults
 from tests.faults.fault import Fault
 from tests.faults.judged import diagnosed
 from tests.faults.planted import FAULTS
+from tests.faults.planted.trials import tried
 from tests.faults.settings import capture, history, short
 
 
@@ -253,6 +254,16 @@ def first_pass_tells(patch, engine):
 
     FAULTS["high while decoding"].install(patch, engine)
     faults.replaced(ModelDrafter, "run_pass")(spoiled)(patch, engine)
+
+
+def test_what_this_build_does_right_is_not_ruled_out_of_the_run():
+    setting = short("early chain warm")
+    fault = Fault("squared", Cause.RATIO_TEST, tried(accept=lambda coin, a, q: coin < a * a), "early chain warm")
+    found = diagnosed(capture(setting, fault), setting, place=True)
+    assert found.suspects[0].cause is Cause.RATIO_TEST
+    assert [note for note in found.notes if "this build does not show what was recorded: the verdict:" in note]
+    assert found.ruled_out
+    assert not [line for line in found.ruled_out if line.startswith("the verdict:")]
 
 
 def test_a_mistake_is_named_by_the_first_pass_where_later_ones_show_something_else():

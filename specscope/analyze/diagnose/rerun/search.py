@@ -146,6 +146,10 @@ class Match:
         """The mean of the largest deviations."""
         return self.off / max(self.total, 1)
 
+    def given(self, right: Match) -> float:
+        """The share of all parents: one of which it gives nothing does not come out."""
+        return self.same / max(self.total, right.total, 1)
+
     def gain(self, right: Match) -> float:
         """How much of what differs without any mistake (`right`) is explained: 1 all of it, 0 nothing.
 
@@ -154,8 +158,7 @@ class Match:
         """
         if not self.total or not right.total:
             return 0.0
-        share = self.same / max(self.total, right.total)  # a parent of which it gives nothing does not come out
-        counted = (share - right.share) / (1 - right.share) if right.share < 1 else 0.0
+        counted = (self.given(right) - right.share) / (1 - right.share) if right.share < 1 else 0.0
         if right.share < 0.9 or not right.mean or self.total < right.total:
             return counted
         closer = 1 - self.mean / right.mean
@@ -281,8 +284,7 @@ def _explained(asked: Rerun, known: Sequence[Mistake], first: Mapping[str, int])
     where = f", where {plural(len(begins), 'request')} first differ" + "s" * (len(begins) == 1)
     visit = min((steps[-1].visit for steps in begins), key=lambda visit: (visit.record.step, visit.row))
     for place, (cause, (share, name, match)) in enumerate(ranked):
-        is_whole = match.same >= NEARLY * max(match.total, right.total)
-        if share >= HALF and (is_whole or (not place and share >= least)):
+        if share >= HALF and (match.given(right) >= NEARLY or (not place and share >= least)):
             of = right.differ or right.total  # rounding hides which differ
             line = f"{what} {name} at {match} parents, without it at {right}{where}"
             counts = min(max(round(share * of), 0), of), of

@@ -452,6 +452,11 @@ def cut(first: int) -> RuleChange:
     return RuleChange(f"a choice among the first {first:,} tokens only", LOGITS, among)
 
 
+def left_out(token: int) -> RuleChange:
+    without = changed(LOGITS, lambda rows: rows.index_fill(1, torch.tensor([token]), -torch.inf))
+    return RuleChange(f"token {token} left out", LOGITS, without)
+
+
 Dial = tuple[Callable[[float], RuleChange], list[float]]  # a change with a number; those tried first, ascending
 
 

@@ -6,10 +6,8 @@ has it. Of several that explain as much the one that would spoil the fewest is t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
@@ -30,6 +28,7 @@ from specscope.analyze.locate.model.sampling import (
     changes,
     cut,
     dials,
+    left_out,
 )
 from specscope.trace.record.rules import log_odds
 
@@ -216,10 +215,7 @@ class Search:
         """A token that never came, where it is the likeliest of rows that differ: one that is banned by mistake."""
         came = {item.token for item in self.items if item.recorded > LEAST}
         p = self.rows.distributions(RIGHT, sorted({self.items[index].row for index in self.few}))
-        likeliest = Counter(token for token in p.argmax(1).tolist() if token not in came)
-        banned = (partial(Tensor.index_fill, dim=1, index=torch.tensor([x]), value=-torch.inf) for x in likeliest)
-        named = zip(likeliest, banned, strict=True)
-        return [RuleChange(f"token {x} left out", LOGITS, changed(LOGITS, change)) for x, change in named]
+        return [left_out(token) for token in dict.fromkeys(p.argmax(1).tolist()) if token not in came]
 
     def _offsets(self) -> list[RuleChange]:
         """An offset that each token has in all rows: a bias of the last layer. Least squares, with a level of each row;
