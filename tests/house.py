@@ -17,8 +17,8 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (10112, 9300),
     "remote": (1700, 1700),
     "watch": (1850, 1850),
-    "analyze": (19123, 15700),
-    "measure": (3831, 3300),
+    "analyze": (19117, 15700),
+    "measure": (3839, 3300),
     "engine": (2350, 2350),
     "plans": (931, 850),
     "speculate": (3067, 2700),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (683, 320),
     "bench, train": (0, 0),
     "top level": (885, 600),
-    "all": (69870, 64500),
+    "all": (69872, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
