@@ -5,8 +5,6 @@ SPECSCOPE_VLLM_PYTHON names the interpreter of a vLLM with the plugin, as for te
 docs/engines.md holds the table. Not a test.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

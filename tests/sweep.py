@@ -1,7 +1,5 @@
 """What fuzzing and damaged captures have in common: a command in this process, and what must never come of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 SPECSCOPE_SWEEP=100000 tries so many of each.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from datetime import datetime

@@ -3,8 +3,6 @@
 That began with the code that made them. Where a change is meant, `python -m tests.test_old_captures` writes it anew.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import os

@@ -1,7 +1,5 @@
 """`specscope compare` as people run it: its syntax, its outputs and its exit codes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """One layout for all JSON: every verb with --json, and `exit` is what the command really exits with."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

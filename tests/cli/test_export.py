@@ -1,7 +1,5 @@
 """`specscope export`: folders and parts, interruption, refusals; tests/analyze/export has the tables themselves."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

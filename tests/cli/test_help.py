@@ -1,7 +1,5 @@
 """Help: verbs in groups with examples that parse, `-V`, and completion in a shell."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Bad input is one line and exit code 2, before torch is imported: that import takes seconds, and a model more."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

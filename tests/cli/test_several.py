@@ -1,7 +1,5 @@
 """Several captures for report, verify and diagnose: each is judged by itself and named; report pools the figures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

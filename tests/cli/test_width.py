@@ -1,7 +1,5 @@
 """Text in a pipe is never cut or wrapped; in a narrow terminal it folds, and no key column is lost."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """Attaching: real exporters of real engines send spans to the screen's receiver, all of them or a sample."""
 
-from __future__ import annotations
-
 import pytest
 
 from specscope import Engine, SamplingParams

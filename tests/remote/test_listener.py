@@ -1,7 +1,5 @@
 """Damaged and hostile exports sent to a real listener: named once, left out, within bounds; the rest is shown."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The OTLP receiver, fed by the real exporters over real sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gzip

@@ -4,8 +4,6 @@ The target's logits after a token are a row of a table, and so are the drafter's
 source is at hand (wheel.py), and else does the same: `eagle_sample` here, the kernels in kernels.py.
 """
 
-from __future__ import annotations
-
 import sys
 from array import array
 from collections import deque

@@ -1,7 +1,5 @@
 """Which changes of a fork can make another token come out."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A real Prometheus: Debian's package, unpacked into a cache folder where the machine has none installed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Records built by hand. What is not given is nothing, or a number that a test that looks at it must give."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Real runs, as the engines of a fleet send them: some requests of poor acceptance, some failed, some of a caller."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """traces/collector.yaml as it is shipped, in the real collector, behind the real exporter of real runs."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the real Jaeger gives back by its API: as it was sent, and found by what people search for."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

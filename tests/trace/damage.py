@@ -1,7 +1,5 @@
 """Damage for captures, by a seeded generator: bytes, JSON values, arrays, ids, whole spans."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

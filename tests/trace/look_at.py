@@ -1,7 +1,5 @@
 """Everything that looks at a capture, without a terminal: reader, report, debugger, and what the screen draws."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

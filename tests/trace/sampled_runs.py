@@ -1,7 +1,5 @@
 """Made-up runs for trace sampling: requests come, run, are preempted and end; the run may go back and branch."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Captures that are damaged or hostile: named, left out, and the rest is shown. Wrong numbers are evidence."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import resource

@@ -1,7 +1,5 @@
 """Lines of OTLP JSON as trace stores and collectors give them back: the wrappings that the capture reader takes off."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The drafter guesses the next tokens of a text, right or wrong by the seed; right
 rejected, so the text comes out whole and every number is of a believable size.
 """
 
-from __future__ import annotations
-
 import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The analysis screen: answers, sorting, filters, scope, and the way to an example and back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The screens of a comparison: its list of pairs, and both trees where a pair parts."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import cache
 

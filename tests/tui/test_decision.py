@@ -1,7 +1,5 @@
 """Decisions where they are shown: drawn, in the tree and in words; greedy, sampled and under every rule."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

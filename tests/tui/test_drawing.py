@@ -1,7 +1,5 @@
 """The pure parts: lines, columns, wrapping, and records that are odd."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import get_args

@@ -1,7 +1,5 @@
 """The figures on the screen, and the screen over an engine that tells counts only."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What keys and the mouse do."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 

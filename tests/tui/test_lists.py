@@ -1,7 +1,5 @@
 """Lists filter and sort, Enter drills, and a click goes to its row or node."""
 
-from __future__ import annotations
-
 import pytest
 
 from specscope.debug.viewer import Viewer

@@ -1,7 +1,5 @@
 """The screens of a location: the operations of a walk, and the rows and heads behind one of them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A NodeView as lines, and how one is asked for."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What keys do in the screens that are laid over the main one."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The screen as people see it, at the sizes it is laid out for."""
 
-from __future__ import annotations
-
 import pytest
 from textual.pilot import Pilot
 

@@ -1,7 +1,5 @@
 """Every screen and overlay in terminals down to one row and one column, and made small while it is open."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

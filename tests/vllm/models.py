@@ -3,8 +3,6 @@
 As those of tests/faults, but of heads of 32: vLLM's attention on a CPU has no smaller ones.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

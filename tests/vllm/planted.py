@@ -3,8 +3,6 @@
 tests/vllm/record.py runs it; faults/ holds the faults.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each run becomes FOLDER/NAME.jsonl, and what vLLM gave FOLDER/NAME.json. Not a test.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ The target's logits after a token are a row of a table, and so are the drafter's
 request's seed and a position: so both runners put out the same. Nothing of what is recorded is looked at but captures.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

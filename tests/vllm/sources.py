@@ -4,8 +4,6 @@
 what SPECSCOPE_VLLM_SOURCE is to name.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from pathlib import Path

@@ -3,8 +3,6 @@
 Its weights are those of a transformers Llama, so that what the taps read of it can be held against that. Not a test.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from copy import deepcopy

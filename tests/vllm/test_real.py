@@ -6,8 +6,6 @@ An engine runs all that is planned for it (planted.py) when the first of its run
 Triton's interpreter (interpreted.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -5,8 +5,6 @@ SPECSCOPE_VLLM_PYTHON=/path/to/vllm/bin/python pytest -m slow tests/vllm/test_re
 A capture of each engine is recorded once, of a healthy vLLM; then vLLM runs it again with a fault (inside.py).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`specscope why`: of a node, a step, a request and a run, as its user sees it."""
 
-from __future__ import annotations
-
 import json
 
 from specscope.analyze.why import Typical

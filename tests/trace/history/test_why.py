@@ -1,7 +1,5 @@
 """Sentences of `why`, as they stand at places of the sample captures that have one of each; and what makes them."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Trace sampling: who is kept, that nobody is kept in pieces, and that what was left out of each step is said."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults in what is drafted, and in what becomes of a verdict."""
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -1,7 +1,5 @@
 """Faults in what an EAGLE head is fed: features, positions and KV; and at which positions the target computes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

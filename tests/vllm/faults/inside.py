@@ -1,7 +1,5 @@
 """Faults inside the models and in what their forwards are fed, for `specscope diagnose --only locate`."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

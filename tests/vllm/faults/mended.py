@@ -1,7 +1,5 @@
 """What vLLM 0.32.0 itself does wrong, mended: on where a run is to be healthy."""
 
-from __future__ import annotations
-
 from .drafts import BASE
 from .noise import RUNNER
 from .rejection import SAMPLER

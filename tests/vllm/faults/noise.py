@@ -1,7 +1,5 @@
 """Faults in what is random: coins, and the noise that tokens are drawn with."""
 
-from __future__ import annotations
-
 import zlib
 
 import torch

@@ -1,7 +1,5 @@
 """Faults in vLLM's rejection sampler: what is accepted, by which numbers, and what is drawn then."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -1,7 +1,5 @@
 """Faults in the numbers that the sampler is given: rows of p, rows of q, and the rules of sampling."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

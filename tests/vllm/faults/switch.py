@@ -1,7 +1,5 @@
 """Which faults there are, and which are on. A fault is a wrong function in the place of a right one, which it gets."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections import Counter
