@@ -23,7 +23,7 @@ from tests.waiting import HANG_SECONDS
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background without it
 settings.register_profile("search", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # A suite that passed passes again: new examples are looked for with --hypothesis-profile=search
-settings.register_profile("specscope", settings.get_profile("search"), derandomize=True)
+settings.register_profile("specscope", settings.get_profile("search"), derandomize=True, max_examples=20)
 settings.load_profile("specscope")
 
 
@@ -41,6 +41,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(3600))
+
+
+def pytest_collection_finish():
+    """What is imported by now stays, and no collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

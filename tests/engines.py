@@ -28,7 +28,8 @@ DRAFTERS = {
     "mtp-3": {"drafter": "mtp", "tree": "3"},  # three, each once
 }
 # Where each drafter is tried for a long time, those that are like another one are slow tests.
-LIKE_ANOTHER = ("p-eagle", "p-eagle chain", "dflash", "dflash dynamic", "same model", "dynamic model", "eagle-1")
+LIKE_ANOTHER = ("eagle", "p-eagle", "p-eagle chain", "dflash", "dflash dynamic", "same model", "dynamic model", "mtp")
+LIKE_ANOTHER += ("eagle-1",)
 SMALL = 9  # blocks: with a few requests somebody is preempted
 
 

@@ -56,7 +56,8 @@ def whole(path):
     return reader.history
 
 
-@pytest.mark.parametrize("verb", ["run", pytest.param("capture", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["run", "capture"])
 def test_a_terminal_that_is_closed_ends_what_make_started_in_it(terminal, model, prompts, tmp_path, verb):
     path = tmp_path / "run.jsonl"
     (tmp_path / "Makefile").write_text("demo:\n\t" + " ".join(map(str, endless(verb, prompts, path, model))) + "\n")
@@ -173,7 +174,7 @@ def test_nohup_outlives_its_terminal(terminal, model, tmp_path):
     assert {request.state for request in whole(path).requests.values()} == {"length"}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("how", ["q", "\x03", *ENDING])
 def test_whoever_leaves_while_the_model_loads_leaves_well(terminal, model, prompts, tmp_path, how):
     """Issue 43: q was an error, "the engine's process ended with code None"."""

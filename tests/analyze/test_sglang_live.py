@@ -56,6 +56,7 @@ def test_a_first_token_of_which_nobody_saw_p_is_left_out_and_counted():
     assert found.finding("final p").note == "1 step whose p was not recorded left out"
 
 
+@pytest.mark.slow
 def test_lookups_in_the_texts_of_all_requests_are_not_judged():
     found = audited("ngram_greedy", sample=4)
     assert failed(found) == set()

@@ -36,7 +36,7 @@ def check(setting):
     assert found.exit is Exit.CONSISTENT
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", [*SOME, "dflash chain, warm"])
 def test_a_short_healthy_run_names_no_cause(name):
     check(replace(HEALTHY[name], requests=6, tokens=40))
@@ -64,7 +64,7 @@ def one_pass(tmp_path, monkeypatch):
 @pytest.mark.parametrize("params", [{}, WARM], ids=["greedy", "warm"])
 def test_a_healthy_run_of_a_head_that_drafts_in_one_pass_names_no_cause(one_pass, params):
     """A weak drafter, but nothing is wrong."""
-    check(Setting(one_pass, params, tokens=40, requests=6))
+    check(Setting(one_pass, params, tokens=40, requests=3))
 
 
 def test_a_healthy_run_in_bfloat16_behind_long_prompts_names_no_cause(monkeypatch):

@@ -32,7 +32,7 @@ def read(*work):
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("drawn", RULES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     rng=SEEDS,
     vocabulary=st.integers(13, 70),  # no node has more children than there are tokens to draw

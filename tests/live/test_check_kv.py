@@ -50,7 +50,7 @@ def outputs(engine, every=0):
     return found, checks, preempted, moved
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("dtype", "name"), HEALTHY)
 def test_a_healthy_run_agrees_at_every_place_and_goes_on_as_before(dtype, name):
     drafter = {"drafter": "none"} if name == "none" else DRAFTERS[name]

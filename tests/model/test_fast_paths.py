@@ -66,14 +66,8 @@ for dtype in ("float32", "bfloat16", "auto"):
 """
 
 
-@pytest.mark.parametrize(
-    ("isa", "refuses"),
-    [
-        pytest.param("SSE41", True, marks=pytest.mark.slow),
-        ("AVX2", True),
-        pytest.param("AVX512_CORE", False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("isa", "refuses"), [("SSE41", True), ("AVX2", True), ("AVX512_CORE", False)])
 def test_on_lesser_processors(isa, refuses, tiny):
     """oneDNN told that it is on an older one: its bfloat16 layout raises there, or is emulated before AVX512-BF16."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}

@@ -49,6 +49,7 @@ def said(history):
             yield [f"{request.id}@{part.index}", why_step(history, history.steps[position], part), nodes]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda capture: capture.stem)
 def test_every_sentence_is_the_terminals(capture, tmp_path):
     assert_same(read_capture(capture).history, tmp_path / "run.html")

@@ -28,7 +28,7 @@ LEAVE_SECONDS = HANG_SECONDS  # what a request may go on for when its customer h
 FLAT = 1.1  # of the memory at the first third
 
 
-@pytest.fixture(params=["tiny", pytest.param("real", marks=pytest.mark.slow)])
+@pytest.fixture(params=["tiny", "real"])
 def server(request, tmp_path):
     """A tiny model, each of whose tokens has a text, so that texts can be compared; or the default one."""
     is_tiny = request.param == "tiny"
@@ -47,6 +47,7 @@ def watched(process, memory):
             memory.append(sum(one.memory_info().rss for one in (family, *family.children(recursive=True))))
 
 
+@pytest.mark.slow
 def test_a_soak(server, tmp_path):
     longest, most, requests, seconds = server.asked
 

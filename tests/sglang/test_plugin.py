@@ -59,6 +59,7 @@ def outputs(reqs):
     return [list(req.output_ids_through_stop) for req in reqs]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
 @pytest.mark.parametrize("name", CASES)
 def test_verify_passes_counts_are_sglangs_and_output_is_as_without(anywhere, name, overlap):

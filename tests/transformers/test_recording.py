@@ -47,6 +47,7 @@ def failed(history):
     return [check.name for check in judge(history, source="a test").checks if check.result is CheckResult.FAILED]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ALL)
 def test_output_and_random_state_are_as_without_and_verify_passes(tmp_path, name):
     case, before, recordings = buildable(ALL[name]), wrapped(), []
@@ -118,6 +119,7 @@ def test_a_script_that_raises_leaves_transformers_as_it_was(tmp_path, name):
     assert (end.reason, end.error) == (FinishReason.ERROR, "RuntimeError: enough")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ALL)
 def test_a_second_generate_inside_a_streamer_is_a_request_of_its_own(tmp_path, name):
     def nested():

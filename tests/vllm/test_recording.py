@@ -76,7 +76,7 @@ def assert_same_steps(a, b):
         assert (one.preempted, [i.id for i in one.admitted]) == (other.preempted, [i.id for i in other.admitted])
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("evidence", ["full", "lean"])
 @pytest.mark.parametrize("case", CASES)
 def test_both_runners_and_a_device_tell_the_same_and_verify_passes(case, evidence):
@@ -307,6 +307,7 @@ def test_a_request_that_was_preempted_comes_back_as_itself(v2):
     assert {len(output) for output in engine.outputs.values()} == {12}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH, FinishReason.EOS])
 @pytest.mark.parametrize("v2", [False, True], ids=["V1", "V2"])
 def test_an_end_cuts_what_a_step_gives_out(reason, v2):

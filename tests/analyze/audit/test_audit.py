@@ -23,6 +23,7 @@ from tests.engines import PROMPTS
 KINDS = itertools.cycle(("draft tree", "eagle", "ngram", "p-eagle dynamic", "dflash", "suffix", "mtp"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("rule", "name"), zip(RULES, KINDS, strict=False))
 def test_a_healthy_run_has_no_difference(bench, name, rule):
     """tests/engine/test_invariances.py has every drafter, under pressure."""

@@ -61,7 +61,10 @@ BEGIN_LATE = ("positions by index", "KV not moved", "leaf taken for run", "featu
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("fault", "name", "rule", "check", "words"), FOUND, ids=[row[0] for row in FOUND])
+@pytest.mark.parametrize(
+    ("fault", "name", "rule", "check", "words"),
+    [pytest.param(*row, id=row[0], marks=pytest.mark.slow if row[0] in BEGIN_LATE else ()) for row in FOUND],
+)
 def test_a_fault_is_found_where_it_is(bench, monkeypatch, fault, name, rule, check, words):
     engine = bench.fresh(name)
     with monkeypatch.context() as patch:
@@ -103,6 +106,7 @@ LOOKS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("fault", LOOKS)
 def test_whose_hidden_states_were_fed_is_said(fault):
     check = fed(recorded(FAULTS[fault]))

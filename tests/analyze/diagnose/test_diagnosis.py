@@ -191,7 +191,7 @@ def positions_past_100(of_tree, table, context, tokens, tree=NO_TREE, *, logits)
 
 
 def test_what_fits_no_cause_is_said_with_its_condition():
-    setting = short("model chain", tokens=60)
+    setting = short("model chain", requests=3)
     found = diagnosed(capture(setting, Fault("unknown", Cause.TOKEN_LOST, positions_past_100, "model chain")), setting)
     assert found.exit is Exit.INCONSISTENT
     assert not found.faults
@@ -283,6 +283,7 @@ OF_STATE = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("fault", [*OF_STATE, *FED], ids=lambda fault: fault.name)
 def test_a_drafters_state_is_named_from_the_capture_alone(fault):
     """Of what fed a head: features that are zero, repeated, or brought to one norm."""
@@ -309,7 +310,7 @@ def test_compare_shows_other_features(name):
 
     Layers of another height break no rule: without the models only a good run beside it tells.
     """
-    setting = short(FAULTS[name].setting, requests=10 if name == "layers one lower" else 4)
+    setting = short(FAULTS[name].setting, requests=6 if name == "layers one lower" else 4)
     batches = dataclasses.replace(setting, batch=1)
     captures = [capture(setting), capture(batches), capture(setting, FAULTS[name])]
     good, again, bad = (from_history(history(path), "run") for path in captures)

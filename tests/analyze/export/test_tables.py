@@ -26,7 +26,7 @@ def read(folder, name):
     return pq.read_table(folder / f"{name}.parquet").to_pylist()
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(records=runs(), vocabulary=vocabularies)
 def test_whatever_a_capture_may_hold(records, vocabulary, tmp_path_factory):
     """A row for each step, node and end; the same where rows are written after almost every step, in small groups."""

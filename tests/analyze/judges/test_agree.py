@@ -76,7 +76,7 @@ def damaged(edits, most):
     return st.builds(changed, st.sampled_from(NAMES).map(sample), edits, steps)
 
 
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(damaged(DAMAGE, 4) | damaged(st.sampled_from(OTHERWISE), 60))
 def test_damaged_captures_and_misplaced_steps(history):
     assert contradictions(history) == []

@@ -92,7 +92,7 @@ PLANTED = {  # by the words of the variant: drafter, parameters, what is planted
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("words", PLANTED)
 def test_a_rule_that_is_applied_wrongly_is_located(words):
     drafter, params, install, operation = PLANTED[words]
@@ -108,6 +108,7 @@ def test_a_rule_that_is_applied_wrongly_is_located(words):
     assert str(found.where) in found.smallest
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("install", "looks"),
     [

@@ -194,6 +194,7 @@ def accepted_other(part):
     return replaced(part, verdict__outcome=outcome, verdict__path=np.append(path, i).astype(np.int32))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["eagle", "ngram"])
 @pytest.mark.parametrize("edit", [rejected_choice, accepted_other])
 def test_greedy_acceptance_is_checked(edit, name):
@@ -328,6 +329,7 @@ def test_steps_that_are_known_to_be_missing_are_no_fault(runs):
     assert failed(history) == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("drafter", ["ngram", "eagle dynamic"])
 def test_a_run_that_went_back_is_consistent(bench, drafter):
     """KV that was computed again may lie in other blocks than the record of the first time says."""

@@ -86,7 +86,7 @@ def test_what_each_rule_holds_coins_and_ratios_to(judged):
     assert "accept probability" in failed(edited(history, at(REJECTED, more, verdict__accept_prob=ratio)))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("name", TRAVERSAL_MISTAKES)
 def test_a_mistake_in_the_rule_is_seen_in_a_run(deep, monkeypatch, name):
     """Each mistake that the enumeration catches, planted in a running engine: its own evidence gives it away."""
@@ -95,7 +95,7 @@ def test_a_mistake_in_the_rule_is_seen_in_a_run(deep, monkeypatch, name):
     assert failed(history)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("what", ["accepted", "rejected", "deep", "final"])
 @pytest.mark.parametrize("rule", [*TREES, STANDARD])
 def test_what_is_forced_convicts_nobody(deep, rule, what):

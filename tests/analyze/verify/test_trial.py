@@ -45,7 +45,7 @@ def test_the_text_names_each_check_and_how_to_see_it(runs):
     assert f"specscope open 'run.jsonl#{trial.failed[0].example}'" in text
 
 
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(strategies.runs())
 def test_any_run_that_can_be_read_is_judged(records):
     """Whatever the numbers are: an answer, never an error."""
@@ -98,7 +98,7 @@ def judged(folder, spans, resource):
     return judge(reader.history, source="a part", warnings=reader.warnings)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gone", [(), ("engine_step",), ("queue",), ("queue", "engine_step")], ids=str)
 @pytest.mark.parametrize("share", SHARES)
 def test_no_part_of_it_is_convicted(tmp_path, spans, gone, share):
@@ -125,6 +125,7 @@ def ran(bench, name, rule, count=3):
     return bench.engine(name), run(bench.engine(name), {**RULES[rule], "logprobs": count}, tokens=12)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "rule", "count"),
     [("eagle dynamic", "greedy", 3), ("draft tree", "all", 1), ("eagle dynamic", "penalties", 0), ("ngram", "bias", 5)],
@@ -161,6 +162,7 @@ def sampled(bench):
     return ran(bench, "eagle dynamic", "temperature")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_by_verify_and_by_audit_alone(bench, sampled, fault):
     engine, healthy = sampled

@@ -34,7 +34,7 @@ more_p = params_of(lambda params: {"min_p": 8 * params.min_p})
 harder = tried(accept=lambda coin, a, q: coin * 1.1 < a)
 FAULTS = {
     "top-k": Planted(
-        sampled.one_token_more, "model tree", "sampling: top-k", "one more token", {**HOT, "top_k": 4}, requests=4
+        sampled.one_token_more, "model tree", "sampling: top-k", "one more token", {**HOT, "top_k": 4}, requests=3
     ),
     "top-p": Planted(cut_first, "model tree", "sampling: top-p", "before", {**HOT, "top_p": 0.8}),
     "min-p": Planted(more_p, "model tree", "sampling: min-p", params={**HOT, "min_p": 0.02}, requests=4),
@@ -63,7 +63,7 @@ def of(planted, folder, dtype):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ("top-k", "min-p", "head") else pytest.mark.slow) for name in FAULTS],
+    [pytest.param(name, marks=() if name in ("top-k", "head") else pytest.mark.slow) for name in FAULTS],
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_fault_behind_the_logits_has_a_place(tmp_path, name, dtype):
@@ -101,7 +101,7 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("cuts", "block") else pytest.mark.slow) for name in HEALTHY]
+    "name", [pytest.param(name, marks=() if name == "cuts" else pytest.mark.slow) for name in HEALTHY]
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_nothing_is_said_of_a_healthy_run(tmp_path, name, dtype):

@@ -57,6 +57,7 @@ LOW = (0, 1, 2)  # of four layers
 FIVE = ("llama", "qwen3", "gemma3_mixed", "mistral_sliding", "granite")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", FIVE)
 def test_drafts_are_those_of_transformers_own_generator(tmp_path, name):
     """Its generator is given what the target made of the accepted tokens, step by step, and keeps its own cache."""

@@ -167,6 +167,7 @@ TRAVERSAL_MISTAKES = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", TRAVERSAL_MISTAKES)
 def test_mistakes_of_traversal_are_caught(monkeypatch, name):
     monkeypatch.setattr(traversal, "verify", mutant(traversal, *TRAVERSAL_MISTAKES[name]))
@@ -186,6 +187,7 @@ def left_over(p, trees, children):
     return p.reject(int(trees.token[children[0]]), None)[0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", MATCH_MISTAKES)
 def test_mistakes_of_matching_are_caught(monkeypatch, name):
     planted = mutant(match, *MATCH_MISTAKES[name])

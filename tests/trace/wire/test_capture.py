@@ -34,7 +34,7 @@ from tests.trace.strategies import RUN, runs, vocabularies
 
 
 @given(runs(), vocabularies)
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_a_line_is_what_the_official_exporter_writes(records, vocabulary):
     spans = encoded(records, RUN, vocabulary)
     resource = Resource(resource_attributes(RUN))
@@ -188,7 +188,7 @@ def test_zstd_without_a_library_is_one_line_before_anything_is_written(tmp_path,
 def test_what_a_killed_writer_had_flushed_is_read(tmp_path, name):
     """kill -9, again and again, each at another moment."""
     records = [sample(number, ()) for number in range(400)]
-    for turn in range(0, 50, 8):
+    for turn in range(0, 50, 16):
         path, (told, tells) = tmp_path / f"{turn}-{name}", os.pipe()
         child = os.fork()
         if not child:

@@ -156,7 +156,7 @@ SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # a busy mac
 
 
 @given(runs(max_steps=6), vocabularies, st.randoms(use_true_random=False), shares, st.sampled_from([1, 64]))
-@settings(max_examples=15, suppress_health_check=SLOW, deadline=None)
+@settings(max_examples=10, suppress_health_check=SLOW, deadline=None)
 def test_every_step_that_is_there_is_read_and_none_is_invented(
     tmp_path, monkeypatch, records, vocabulary, chance, share, behind
 ):
@@ -212,6 +212,7 @@ def test_any_other_text_is_damage(text):
         read_engine(text)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("older", [False, True], ids=["now", "older"])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_verify_convicts_no_healthy_run_of_which_traces_are_missing(tmp_path, name, older):

@@ -30,7 +30,7 @@ NOTES = ((1, np.float32), (1, np.float32), (0, np.int32), (0, np.int32), (0, np.
 
 
 @given(runs(), vocabularies, st.randoms())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_records_survive_the_trip_in_any_order(records, vocabulary, chance):
     spans = encoded(records, RUN, vocabulary)
     assert decode(spans)[1] == records

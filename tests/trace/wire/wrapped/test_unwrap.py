@@ -91,6 +91,7 @@ ODD = (  # tags that nobody of ours wrote
 )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tag", ODD)
 def test_an_odd_tag_of_jaegers_and_a_process_without_a_name_cost_no_span(tag, tmp_path):
     page = json.loads(gzip.decompress((PEOPLE / "jaeger_page.json.gz").read_bytes()))
