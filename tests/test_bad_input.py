@@ -89,6 +89,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(files, "PATIENCE", 0.05)
 
 
+@pytest.mark.every(4)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", READ)
 def test_what_is_read_is_refused_by_its_reader(kind, tmp_path, impatient):

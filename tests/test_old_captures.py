@@ -125,6 +125,7 @@ def here(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_verb_says_of_the_file_what_it_said(name):
     assert same(name, "file", by_file(name)) == []

@@ -88,7 +88,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path):
     assert not (tmp_path / "tables").exists()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("older", [False, True])
 def test_an_interrupted_export_leaves_what_was_there(tmp_path, number, older):

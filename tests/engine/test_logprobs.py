@@ -17,7 +17,7 @@ def model(deep):
     return AutoModelForCausalLM.from_pretrained(deep).eval()
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", each_drafter(DRAFTERS))
 def test_they_are_the_raw_ones_of_each_tokens_own_context(engines, model, name, temperature):

@@ -44,7 +44,7 @@ def is_legal(engine, params, tokens):
     return not state.refused
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("name", each_drafter(DRAFTERS))
 def test_every_drafted_token_is_allowed_behind_its_own_path(engines, name, temperature):

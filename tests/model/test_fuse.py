@@ -102,6 +102,7 @@ def test_a_compiled_layer_that_gives_something_else_is_not_used(what, monkeypatc
     assert not any(layer.forward.compiled for layer in model.model.layers)
 
 
+@pytest.mark.every(6)
 @without
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fused_models_equal_plain_ones_whatever_is_missing(how, names, dtype):

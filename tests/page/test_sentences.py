@@ -66,6 +66,7 @@ def assert_same(history, page):
 RULES = {"standard": host.verify, "match": match.verify, "traversal": traversal.verify}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [*RULES, BLOCK])
 def test_so_is_every_sentence_under_every_rule(name, tmp_path):
     """Over random trees and distributions, whose nodes are drawn in each way. Block verification is of chains."""

@@ -137,6 +137,7 @@ def thresholds_untold(**called):
     return called | {"threshold_single": 1.0, "threshold_acc": 1.0}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("spec", "falsify"),
     [

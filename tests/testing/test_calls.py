@@ -75,6 +75,7 @@ def engines(verify, count, seed, coins):
 RULES = {"standard": host.verify, "block": lambda batch: traversal.verify(batch, BLOCK), "match": match.verify}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("rule", "coins"), [("standard", 0), ("standard", 1), ("block", 0), ("block", 1), ("match", 0)]
 )

@@ -168,6 +168,7 @@ class Oracle(Drafter):
         return [Draft.chain(text[begin : begin + 3]) for text, begin in begins]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("shift", "begins"), [(1, "late"), (-1, "early"), (0, "")])
 def test_drafts_that_begin_a_token_off_are_named_whatever_drafted_them(tiny, shift, begins):
     def recorded(drafter):
@@ -257,7 +258,7 @@ def first_pass_tells(patch, engine):
 
 
 def test_what_this_build_does_right_is_not_ruled_out_of_the_run():
-    setting = short("early chain warm")
+    setting = short("early chain warm", requests=2)
     fault = Fault("squared", Cause.RATIO_TEST, tried(accept=lambda coin, a, q: coin < a * a), "early chain warm")
     found = diagnosed(capture(setting, fault), setting, place=True)
     assert found.suspects[0].cause is Cause.RATIO_TEST

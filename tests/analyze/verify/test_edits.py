@@ -167,6 +167,7 @@ def judged(history):
     return [check.name for check in found.stages["verify"].failed], found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("often", [False, True], ids=["once", "always"])
 @pytest.mark.parametrize(("name", "edit", "source", "cause"), CAUSES, ids=named)
 def test_an_edit_in_one_step_or_in_all_has_its_cause_named(name, edit, source, cause, often):
