@@ -1,12 +1,19 @@
-"""The engine on a tiny real model: greedy equality, determinism, ends, cancellation, preemption."""
+"""The engine on a tiny real model: greedy equality, ends, preemption; when steps draft; time travel; its warm-up."""
 
+import numpy as np
 import pytest
 import torch
 
 from specscope import Engine, SamplingParams
+from specscope.engine.build import warm_up
+from specscope.engine.scheduler import SpeculationGate
 from specscope.errors import UserError
+from specscope.kernels import launch
 from specscope.trace.record.records import FinishReason
+from tests.engine.test_pipeline import run
+from tests.engine.test_reads import RUNS
 from tests.engines import PROMPTS
+from tests.kernels.variants import H100, watched
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +101,111 @@ def test_chat_messages_and_turns(engines):
     assert (encoded.text, encoded.title) == ("<|user|>hi<|a|>", "hi")
     assert engine.encode(engine.turn("hi")) == encoded
     assert engine.turn("hi", raw=True) == "hi"
+
+
+@pytest.mark.parametrize("name", ["draft tree", "eagle", "eagle dynamic", "p-eagle dynamic"])
+def test_going_back_and_on_begins_no_branch(make, name):
+    """To the last bit, in bfloat16 too: what a request still holds is not computed again with other shapes."""
+    engine = make(name, dtype="bfloat16")
+    engine.keep_timeline()
+    for seed, prompt in enumerate(PROMPTS[:3]):
+        engine.add(prompt, SamplingParams(max_tokens=60, temperature=0.9, seed=seed, ignore_eos=True))
+    records = [engine.step() for _ in range(8)]
+    for step in (5, 2, 0, 3):
+        engine.rewind(step)
+        for wanted in records[step:]:
+            record = engine.step()
+            assert record == wanted
+            assert record is wanted or record.branch == 0
+            assert bits(engine.last.record(notes=False)) == bits(wanted)
+
+
+def bits(record):
+    """What was computed of each request in a step."""
+    parts = [part for part in record.requests if part.verdict is not None]
+    return [
+        [getattr(part.verdict, field).tolist() for field in ("p", "p_trial", "q_trial", "accept_prob", "residual_mass")]
+        + ([] if part.notes is None else [part.notes.score.tolist(), part.notes.fed_norms.tolist()])
+        for part in parts
+    ]
+
+
+def test_it_does_not_flap():
+    """Load that swings by one request around the limit changes it once (vLLM 49548: at every step)."""
+    gate = SpeculationGate(disable_above=8)
+    swing = [7, 8, 9, 8, 9, 7, 8, 9, 8, 7, 9]
+    assert [bool(gate.why_off(n)) for n in swing] == [False, False] + [True] * 9
+    assert (gate.why_off(9), gate.why_off(7)) == ("decoding requests above 8", "decoding requests still above 6")
+    assert not gate.why_off(6)
+    assert [bool(gate.why_off(n)) for n in (7, 8, 7, 8)] == [False] * 4
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("name", ["ngram", "suffix", "draft tree", "eagle", "p-eagle dynamic"])
+def test_it_goes_off_under_load_and_says_why(make, engines, name):
+    engine = make(name, disable_above=1)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(prompt, SamplingParams(max_tokens=20, seed=i, ignore_eos=True))
+    records = run(engine)
+    ends = {end.info.id: end.output.tolist() for record in records for end in record.finished}
+    plain = engines["none"].generate(PROMPTS, SamplingParams(max_tokens=20, ignore_eos=True))
+    assert [ends[f"r{i}"] for i in range(len(PROMPTS))] == [result.token_ids for result in plain]
+    for record in records:
+        drafted = any(len(part.tree) for part in record.requests)
+        assert not (drafted and not record.speculation)
+        assert record.speculation == (not record.speculation_off)
+    why = {record.speculation_off for record in records}
+    assert {"", "decoding requests above 1"} <= why
+    last = [record for record in records if record.speculation][-5:]
+    assert any(len(part.tree) for record in last for part in record.requests)  # on again for the last request
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("name", ["draft tree", "eagle", "p-eagle", "ngram", "suffix"])
+def test_a_drafter_is_caught_up_when_drafting_returns(make, name):
+    """TensorRT-LLM 16888: acceptance stayed low for the rest of the request. Here the trees are those of no gap."""
+    trees = []
+    for gap in (range(0), range(6, 19)):
+        engine = make(name)
+        engine.add("hello hello hel", SamplingParams(max_tokens=60, ignore_eos=True))
+        by_place = {}
+        while engine.busy:
+            engine.gate.chosen = engine.steps not in gap
+            for part in engine.step().requests:
+                assert not (len(part.tree) and not engine.gate.chosen)
+                if part.verdict is not None and len(part.tree):
+                    notes = () if part.notes is None else part.notes.prob.tolist()
+                    by_place[part.position] = (part.tree.token.tolist(), part.tree.parent.tolist(), notes)
+        trees.append(by_place)
+    whole, gapped = trees
+    common = [place for place in gapped if place in whole and place > 40]
+    assert len(common) > 3
+    for place in common:
+        assert gapped[place][:2] == whole[place][:2]
+        assert np.allclose(gapped[place][2], whole[place][2], atol=1e-5)
+
+
+UNEVEN = ["long " * 7, "the cat sat"]
+PARAMS = [SamplingParams(max_tokens=2, temperature=0.9, ignore_eos=True, repetition_penalty=r) for r in (1.0, 1.3)]
+
+
+SLOW = (("none", "float32"), ("ngram", "bfloat16"), ("draft tree", "bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("eagle dynamic", "float32"), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)]
+)
+def test_a_run_compiles_nothing_that_was_not_compiled_at_its_start(make, monkeypatch, name, dtype):
+    """As it would be launched on an H100, with contexts that are worth splitting."""
+    monkeypatch.setattr(launch, "limits", lambda _: H100)
+    monkeypatch.setattr(launch, "LEAST_BLOCKS", 1)
+    monkeypatch.setattr(launch, "BUFFERS", ((16, 2),))
+    more = {"kv_memory": 0.02, "backend": "triton", "device": "cpu", "max_step_tokens": 16, "max_batch": 8}
+    engine = make(name, tree=RUNS[name][0], dtype=dtype, **more)
+    with watched(dry=True) as known:
+        warm_up(engine.runner, engine.drafter, engine.max_context)
+    with watched() as launched:
+        engine.generate(UNEVEN, PARAMS)
+    assert launched <= known, "\n".join(map(repr, launched - known))
+    assert {dict(one.constants).get("SPLIT") for one in launched} >= {True, False}
+    assert len(known) < 32

@@ -1,4 +1,4 @@
-"""Prompts of a command line, and of files in the layouts that load benches use: read alike, and refused by line."""
+"""Prompts of a command line and of files, read alike and refused by line; chat templates and their variables."""
 
 import gzip
 import json
@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
 
-from specscope.engine.prompts import PLACEHOLDER, PromptSpec, prompt_specs, read_prompts
+from specscope import Engine
+from specscope.engine import chat_template
+from specscope.engine.prompts import PLACEHOLDER, PromptSpec, prompt_specs, read_prompts, read_template
 from specscope.errors import UserError
 from specscope.trace.record.params import SamplingParams
 
@@ -221,3 +224,74 @@ def test_a_line_has_template_variables_of_its_own(tmp_path):
     specs = read_prompts(str(tmp_path / "p"), PromptSpec("", PARAMS, template={"x": 1, "y": 1}))
     assert [spec.template for spec in specs] == [{"x": 1, "y": 1}, {"x": 2, "y": 1}]
     assert specs[1].labels == {}  # the engine makes the label, of what it used
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def plain(template, **tokens):
+    """A tokenizer as far as transformers' own templates go."""
+    methods = {"apply_chat_template": PreTrainedTokenizerBase.apply_chat_template}
+    return type("Plain", (), methods | {"chat_template": template, "special_tokens_map": tokens})()
+
+
+DOUBLED = (
+    "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
+)
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{{ 1 }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", ["{{ 'x' * 10**10 }}", "{{ '%9999999999d' % 1 }}", DOUBLED, LOOPS])
+def test_a_template_without_end_is_refused(template):
+    with pytest.raises(UserError, match=r"^the chat template takes more than 5 s or 1 GiB$"):
+        chat_template.render(plain(template), HELLO, {}, 1000)
+    good = plain("{{ bos_token }}{{ messages[0].content }}{{ x }}", bos_token="<s>")
+    assert chat_template.render(good, HELLO, {"x": 3}, 1000) == "<s>Hello3"
+
+
+def test_what_it_makes_is_bounded_and_what_it_refuses_is_said():
+    with pytest.raises(UserError, match="makes 5000 characters of the messages; the limit is 1000"):
+        chat_template.render(plain("{{ messages[0].content * 1000 }}"), HELLO, {}, 1000)
+    with pytest.raises(UserError, match=r"^the chat template rejects these messages: no user$"):
+        chat_template.render(plain("{{ raise_exception('no user') }}"), HELLO, {}, 1000)
+
+
+TWO = SamplingParams(max_tokens=2)
+OFF = {"enable_thinking": False}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny):
+    return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="none", threads=1)
+
+
+def test_they_change_the_prompt_and_are_a_label(engine):
+    for template in (OFF, {"enable_thinking": True}, {}):
+        engine.add_spec(PromptSpec("a", TWO, {"kind": "x"}, template=template))
+    infos = []
+    while engine.busy:
+        infos += engine.step().admitted
+    assert [info.prompt for info in infos] == ["<|user|>a<|a|><|-|>", "<|user|>a<|a|>", "<|user|>a<|a|>"]
+    told = [{"chat_template_kwargs": json.dumps(OFF)}, {"chat_template_kwargs": '{"enable_thinking": true}'}, {}]
+    assert [info.labels for info in infos] == [{"kind": "x"} | label for label in told]
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (PromptSpec("a", TWO, raw=True, template=OFF), "apply to chats: the prompt is plain"),
+        (PromptSpec("a", TWO, template={"tokenize": True}), "'tokenize' is not a variable of a chat template"),
+        (PromptSpec("a", TWO, template={"chat_template": "{{ x }}"}), "'chat_template' is not a variable"),
+        (PromptSpec("a", TWO, template={"x": "y" * 20_000}), "at most 10000 characters"),
+    ],
+)
+def test_what_cannot_be_a_variable_is_refused(engine, spec, why):
+    with pytest.raises(UserError, match=f"chat_template_kwargs.*{why}"):
+        engine.add_spec(spec)
+    assert not engine.busy
+
+
+def test_a_flag_that_is_no_object_is_refused():
+    for text in ("", "[]", '{"a": NaN}', "{" * 9000, json.dumps({"a": "x" * 20_000})):
+        with pytest.raises(UserError, match=r"^(--chat-template-kwargs|chat_template_kwargs) [^\n]*$"):
+            read_template(text)

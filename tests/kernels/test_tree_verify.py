@@ -1,4 +1,4 @@
-"""tree_verify against the rule on the host, whatever the trees and however the work is cut."""
+"""tree_verify against the rule on the host, tree_attention against float64, and an engine on both beside torch's."""
 
 import numpy as np
 import pytest
@@ -6,17 +6,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.kernels import tree_verify
+from specscope import SamplingParams
+from specscope.errors import UserError
+from specscope.kernels import tree_attention, tree_verify
 from specscope.kernels.tree_batch import (
     DETERMINISTIC,
     WITH_REPLACEMENT,
     WITHOUT_REPLACEMENT,
     FlatTrees,
+    LayerShape,
     Tree,
+    TreeBatch,
 )
+from specscope.model.places import Backend, pick_backend
+from specscope.speculate.changes import Changes
 from specscope.trace.record.tree import ROOT
+from tests.analyze.audit.runs import Bench
 from tests.kernels import DEVICE
-from tests.kernels.cases import check_verify
+from tests.kernels.cases import check_attention, check_verify, near, on_host, part
 
 SEEDS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 RULES = [DETERMINISTIC, WITHOUT_REPLACEMENT, WITH_REPLACEMENT]
@@ -79,3 +86,115 @@ def test_where_hardly_any_q_is_left_nothing_is_lost():
     assert got["p_trial"].tolist() == pytest.approx([0, 0.125, 1 / 7], rel=1e-4)
     assert got["q_trial"].tolist() == pytest.approx([0, 1, 1], rel=1e-4)
     assert got["residual_mass"].tolist() == pytest.approx([0, 0.875, 6 / 7], rel=1e-4)
+
+
+PROMPTS = ["abcabcabcab", "the cat sat on the mat, the cat", "x"]
+DRAFTERS = {  # by the name of a row: that of its engine, and its tree
+    "ngram": ("ngram", "3x3"),
+    "tree": ("draft tree", "[(0,), (1,), (0, 0), (1, 0)]"),
+    "forced": ("draft tree", "2x2"),
+    "dynamic": ("draft tree", "dynamic:6,depth=3,top=3"),
+    "module": ("mtp", "[(0,), (1,), (0, 0)]"),
+    "modules": ("mtp-3", "3"),
+}
+# Of "forced": at some positions the first child is accepted and the second rejected, at others all are rejected.
+FORCED = Changes(
+    outcomes={(position, node): node == 0 and position % 3 > 0 for position in range(64) for node in (0, 1)}
+)
+
+
+@pytest.fixture(scope="module")
+def bench(tiny, tmp_path_factory):
+    return Bench(tiny, tmp_path_factory.mktemp("heads"), device=DEVICE.type, max_step_tokens=32)
+
+
+def run(bench, backend, name, params):
+    drafter, tree = DRAFTERS[name]
+    engine = bench.fresh(drafter, tree=tree, backend=backend, changes=FORCED if name == "forced" else None)
+    assert engine.run_info.backend.startswith(backend)
+    results = engine.generate(PROMPTS, params)
+    assert engine.runner.cache.pool.used == 0
+    return results
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [
+        pytest.param(name, t, marks=() if (name, t) in (("tree", 0.9), ("dynamic", 0.0)) else pytest.mark.slow)
+        for name in DRAFTERS
+        for t in (0.0, 0.9)
+    ],
+)
+def test_both_backends_make_the_same_of_a_batch(bench, name, temperature):
+    params = SamplingParams(max_tokens=5, temperature=temperature, seed=3, ignore_eos=True)
+    ours, reference = (run(bench, backend, name, params) for backend in ("triton", "torch"))
+    assert [r.token_ids for r in ours] == [r.token_ids for r in reference]
+    for a, b in zip(ours, reference, strict=True):
+        for left, right in zip(a.steps, b.steps, strict=True):
+            assert (left.verdict is None) == (right.verdict is None)
+            if left.verdict is None:
+                continue
+            assert (left.verdict.kind, left.verdict.path.tolist()) == (right.verdict.kind, right.verdict.path.tolist())
+            for name in ("outcome", "p", "p_trial", "q_trial", "accept_prob", "residual_mass", "coin"):
+                got, wanted = getattr(left.verdict, name), getattr(right.verdict, name)
+                assert got.dtype == wanted.dtype
+                np.testing.assert_allclose(got, wanted, atol=2e-5, err_msg=name)
+
+
+def test_a_backend_is_chosen_by_device():
+    assert pick_backend("auto", torch.device("cpu")) is Backend.TORCH
+    assert pick_backend("auto", torch.device("cuda")) is Backend.TRITON
+    assert pick_backend("torch", torch.device("cuda")) is Backend.TORCH
+
+
+def test_triton_without_a_gpu_is_refused(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match="needs a CUDA GPU"):
+        pick_backend("triton", torch.device("cpu"))
+
+
+@settings(max_examples=16, deadline=None)
+@given(
+    rng=SEEDS,
+    requests=st.integers(1, 4),
+    window=st.sampled_from([None, None, 1, 7, 40]),
+    softcap=st.sampled_from([None, None, 5.0]),
+    sinks=st.booleans(),
+    splits=st.sampled_from([1, 1, 2, 4]),
+    keys=st.sampled_from([16, 32, 64]),
+    wrong=st.sampled_from([None, float("nan"), float("inf")]),
+)
+def test_any_batch(rng, requests, **how):
+    check_attention(tree_attention, rng, requests=requests, **how)
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("how", [{}, {"splits": 2}, {"window": 9}, {"softcap": 20.0}, {"sinks": True}])
+def test_half_types_sum_in_float32(dtype, how):
+    for seed in range(3):
+        check_attention(tree_attention, np.random.default_rng(seed), dtype, **how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [1, 4, 16])
+def test_long_contexts(splits):
+    check_attention(
+        tree_attention, np.random.default_rng(splits), most_context=3000, requests=2, splits=splits, keys=64
+    )
+
+
+def test_tiles_reach_no_further_than_their_rows_see():
+    """Of a chunk of 40 rows in tiles of 16, the first tile reads no slot that only later rows see: those hold NaN."""
+    rng, heads = np.random.default_rng(0), LayerShape(1, 16, 16)
+    parts = [part(rng, 10, 40, 0, 40, list(range(4)))]
+    batch = TreeBatch.build(parts, DEVICE)
+    query, rows = torch.randn(40, 4, 16, device=DEVICE), torch.randn(64, 32, device=DEVICE)
+    wanted = on_host(query, rows, heads, parts, 0.2)
+    seen = torch.arange(26)
+    slots = batch.table[0].cpu().long()[seen // 16] * 16 + seen % 16
+    poisoned = torch.full_like(rows, torch.nan)
+    poisoned[slots] = rows[slots]
+    got = tree_attention.tree_attention(query, poisoned, heads, batch, scale=0.2, keys=16)
+    near(got[:16], wanted[:16], 3e-6)
+    assert got[16:].isnan().any(-1).all()

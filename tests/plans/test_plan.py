@@ -1,10 +1,16 @@
-"""The --tree grammar: what people write for static and dynamic trees, and what each costs a drafter."""
+"""The --tree grammar, the table of drafters, and what steps cost: between, below and beyond what was measured."""
 
+import dataclasses
+import itertools
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
+from specscope.plans.costs import CostPoint, Costs, about_run, at, read_costs, write_costs
+from specscope.plans.kinds import KINDS, drafter_named, model_part, runs_head, text_part
 from specscope.plans.plan import (
     DEFAULT_DEPTH,
     DEFAULT_TOP,
@@ -17,6 +23,7 @@ from specscope.plans.plan import (
 )
 from specscope.trace.record.tree import ROOT
 from specscope.tree_shape import MAX_NODES, TreeShape, parse_tree
+from tests.analyze.histories import RUN
 from tests.trace.record.test_tree import shapes
 
 statics = st.builds(StaticPlan, shapes().map(lambda paths: parse_tree(str(paths))), st.booleans())
@@ -175,3 +182,103 @@ def test_what_a_tree_is_and_costs_is_told():
         "draft       5 passes, 17 rows, if the drafter is a model",
         "rule        top tokens, deterministic: accepted with p",
     ]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "text", "model", "head"),
+    [
+        ("eagle", "", "eagle", True),
+        ("draft_model", "", "draft_model", False),
+        ("suffix+eagle", "suffix", "eagle", True),
+        ("ngram+draft_model", "ngram", "draft_model", False),
+        ("suffix", "suffix", "", False),
+        ("medusa", "", "", False),  # known, and not run here
+        ("synthetic:0.8", "", "", False),
+        ("none", "", "", False),
+        ("my:Drafter", "", "", False),
+    ],
+)
+def test_parts(drafter, text, model, head):
+    assert (text_part(drafter), model_part(drafter), runs_head(drafter)) == (text, model, head)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [("eagle3", "eagle"), ("EAGLE3", "eagle"), ("STANDALONE", "draft_model"), ("ngram_gpu", "ngram"), ("ours", "ours")],
+)
+def test_names_of_other_engines(method, name):
+    assert drafter_named(method) == name
+
+
+def test_no_name_stands_twice():
+    names = [name for kind in KINDS for name in (kind.name, *kind.also)]
+    assert len(names) == len(set(names))
+
+
+def point(rows, seconds):
+    return CostPoint(rows, seconds, seconds * 0.98, seconds * 1.02)
+
+
+def curve(*points):
+    return tuple(itertools.starmap(point, points))
+
+
+STEPS = curve((2, 0.010), (4, 0.020), (8, 0.024), (16, 0.040))
+OF_RUN = Costs({**about_run(RUN), "cpu": "one"}, STEPS, curve((2, 0.003)), curve((2, 0.002), (8, 0.005)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds"), [(1, 0.010), (4, 0.020), (6, 0.022), (12, 0.032), (16, 0.040), (20, 0.048)]
+)
+def test_between_points_and_beyond_them_it_is_a_line(rows, seconds):
+    assert at(STEPS, rows) == pytest.approx(seconds)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    file = str(tmp_path / "costs")
+    write_costs(file, OF_RUN)
+    assert read_costs(file, RUN, 2) == OF_RUN
+    assert read_costs(str(tmp_path / "none"), RUN, 2) is None
+    write_costs(file, dataclasses.replace(OF_RUN, about={}))  # what was made up need not name its engine
+    assert read_costs(file, RUN, 2).step == STEPS
+
+
+@pytest.mark.parametrize(
+    ("about", "batch", "said"),
+    [
+        ({"target": "other"}, 2, "the costs of target other, and the capture's is SmolLM2-135M-Instruct"),
+        ({"drafter": "eagle"}, 2, "of drafter eagle"),
+        ({"dtype": "float32"}, 2, "of dtype float32"),
+        ({}, 8, "costs at batch 2: give --batch 2"),
+    ],
+)
+def test_those_of_another_engine_are_refused(about, batch, said, tmp_path):
+    write_costs(str(tmp_path / "costs"), dataclasses.replace(OF_RUN, about={**OF_RUN.about, **about}))
+    with pytest.raises(UserError, match=said):
+        read_costs(str(tmp_path / "costs"), RUN, batch)
+
+
+HOLDS_NONE = "holds no costs: name a file that --costs wrote, or a new file"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"step": ()},
+        {"step": curve((1, 0.0), (2, 0.1))},
+        {"step": curve((2, 0.1), (1, 0.1))},
+        {"step": curve((4, 0.1), (4, 0.2))},
+        {"step": curve((4, 0.1), (40, 0.2), (8, 0.2))},
+        {"step": curve((1, 0.1), (10**12, 0.2))},
+        {"step": curve((4, -0.1))},
+        {"passes": curve((4, 0.1), (4, 0.1))},
+        {"first": curve((1, -1.0))},
+        {"kind": "something else"},
+        {"step": 3},
+        {"about": 3},
+    ],
+)
+def test_what_cannot_be_costs_is_refused(tmp_path, changed):
+    (tmp_path / "c").write_bytes(msgspec.json.encode(dataclasses.asdict(OF_RUN) | changed))
+    with pytest.raises(UserError, match=HOLDS_NONE):
+        read_costs(str(tmp_path / "c"), RUN, 2)

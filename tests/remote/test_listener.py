@@ -1,7 +1,9 @@
-"""Damaged and hostile exports sent to a real listener: named once, left out, within bounds; the rest is shown."""
+"""A server of this machine: whose requests it answers, few open files, damaged and hostile exports, within bounds."""
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import grpc
@@ -11,7 +13,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from specscope.remote.attached import Attached
+from specscope.remote.http import address, another_site
 from specscope.remote.receiver import JSON, PROTOBUF
+from specscope.trace.checked import is_loopback
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sending import readable
 from specscope.trace.wire.spans import resource_attributes
@@ -97,3 +101,77 @@ def test_special_tokens_without_end_are_bounded(attached):
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
     vocabulary = attached.viewer.history.vocabulary
     assert vocabulary.special <= set(vocabulary.pieces)
+
+
+OWN = ["localhost:8000", "LOCALHOST:8000", "127.0.0.1:8000", "127.0.0.1", "[::1]:8000", "[::1]", "localhost:9000"]
+STRANGE = ["", "evil.example", "evil.example:8000", "localhost:8000.evil.example", "localhost.evil.example:8000"]
+STRANGE += ["127.0.0.1.evil.example", "127.0.0.1@evil.example", "[::1].evil.example", "::1", "0.0.0.0:8000"]
+STRANGE += ["192.168.1.7:8000"]
+
+
+@pytest.mark.parametrize("listens", ["127.0.0.1", "::1", "localhost"])
+@pytest.mark.parametrize("host", OWN)
+def test_this_machine_by_any_of_its_names_and_by_a_tunnels_port(listens, host):
+    assert another_site(listens, host, []) == ""
+    assert another_site(listens, host, [f"http://{host.lower()}"]) == ""
+    assert "other sites" in another_site(listens, host, ["http://evil.example"])
+
+
+@pytest.mark.parametrize("host", STRANGE)
+def test_a_name_that_was_rebound_to_this_machine(host):
+    assert "not " in another_site("127.0.0.1", host, [f"http://{host}"])
+
+
+@pytest.mark.parametrize("listens", ["0.0.0.0", "::", "192.168.1.7", "gpu-box"])
+def test_where_other_machines_reach_it_any_name_may_be_right(listens):
+    assert another_site(listens, "gpu-box:8000", []) == ""
+    assert another_site(listens, "gpu-box:8000", ["http://gpu-box:8000"]) == ""
+    assert another_site(listens, "gpu-box:8000", ["http://evil.example"])
+    assert another_site(listens, "gpu-box:8000", ["null"])
+
+
+def test_addresses():
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.1", "", "localhost.example")))
+    assert (address("::1", 80), address("Box", 1)) == ("[::1]:80", "box:1")
+
+
+SERVER = """
+import asyncio, resource, socket, sys
+from starlette.responses import PlainTextResponse
+from specscope.remote.http import Application, HttpServer, Limits, bind
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+async def app(scope, receive, send):
+    await PlainTextResponse("here")(scope, receive, send)
+
+async def serve():
+    bound = bind("127.0.0.1", 0)
+    refuse = lambda refusal: PlainTextResponse(refusal.message, refusal.status)
+    server = HttpServer(Application(app, "127.0.0.1", refuse, Limits(header_seconds=2.0)), bound)
+    await server.start()
+    print(bound.getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await server.close()
+
+asyncio.run(serve())
+"""
+CLIENTS = """
+import socket, sys, urllib.request
+port = int(sys.argv[1])
+silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
+for connection in silent:
+    connection.recv(100)  # a refusal, or that the headers came too late
+print(urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30).read().decode())
+"""
+
+
+def test_silent_connections_leave_files_to_the_server():
+    """300 of them where 256 files may be open: it refuses some, says nothing, and answers when they are gone."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", SERVER], **pipes) as server:
+        port = server.stdout.readline().strip()
+        clients = subprocess.run([sys.executable, "-c", CLIENTS, port], capture_output=True, text=True, timeout=60)
+        _, told = server.communicate("end\n", timeout=30)
+    assert (clients.stdout.strip(), told) == ("here", "")

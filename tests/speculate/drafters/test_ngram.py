@@ -1,12 +1,15 @@
-"""Prompt lookup against a plain search."""
+"""Prompt lookup and suffix decoding against plain searches of the text."""
+
+import random
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.text import NgramDrafter, distinct, trie
+from specscope.speculate.drafters.text import FACTOR, NgramDrafter, SuffixDrafter, distinct, trie
 from specscope.trace.record.params import SamplingParams
+from tests.counting import lines_run
 
 
 def occurrences(tokens, size):
@@ -76,3 +79,32 @@ def test_a_look_costs_the_same_however_long_the_text_is():
         looked.append(len(list(index.ends(4))))
         assert index._next == len(tokens) - 4
     assert looked[0] == looked[1] <= 3 + 4
+
+
+def context(tokens, prompt_len=None, name="r"):
+    return Context(name, tokens, len(tokens) if prompt_len is None else prompt_len, SamplingParams())
+
+
+def test_the_longest_match_of_equals_is_taken_and_told():
+    prompt = [9, 1, 2, 3, 4, 5, 8, 1, 2, 3]
+    (draft,) = SuffixDrafter(nodes=4, depth=3).propose([context(prompt)])
+    assert draft.tree.token.tolist()[:2] == [4, 5]
+    assert (draft.method.match_length, draft.method.match_count, draft.method.match_source) == (3, 1, "the prompt")
+    assert draft.method.confidence.tolist()[0] == 1.0
+    assert len(draft.tree) <= FACTOR * 3
+
+
+def test_a_look_into_8k_tokens_takes_well_under_a_millisecond():
+    """0.2 to 0.5 ms: by 8,000 lines of Python at most, as in a text of 1k. One that looks at each token runs 16,000.
+
+    In texts that repeat themselves, which is when there is the most to compare.
+    """
+    draw = random.Random(1)
+    block = [draw.randrange(50_000) for _ in range(400)] * 21
+    edited = [token if draw.random() > 0.03 else draw.randrange(50_000) for token in block]
+    for text in ([5] * 8192, [i % 7 for i in range(8192)], [draw.randrange(2) for _ in range(8192)], edited[:8192]):
+        drafter = SuffixDrafter(16, 12)
+        drafter.propose([context(text[:-100], 10)])
+        looks = (context(text[:length], 10) for length in range(len(text) - 99, len(text) + 1))
+        work = [lines_run(drafter.propose, [one])[0] for one in looks]
+        assert sorted(work)[50] < 12_000
