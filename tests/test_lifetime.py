@@ -17,8 +17,7 @@ import pytest
 from specscope.trace.wire.reading import read_capture
 from tests.processes import SPECSCOPE
 from tests.waiting import HANG_SECONDS, until
-from tests.watch.samples import text
-from tests.watch.server import Page
+from tests.watch.samples import Page, text
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FLUSH_SECONDS = 30.0  # a line a half second, and the bus's tenth: more only where lines are held back

@@ -13,8 +13,7 @@ import pytest
 from specscope.cli.options import What
 from tests.support.commands import run_here, specscope
 from tests.support.samples import PLANTED, ROOT
-from tests.watch.samples import text
-from tests.watch.server import Page
+from tests.watch.samples import Page, text
 
 ID = "4f836fc2338be204b3bf1b5f58777b77"
 LOG = str(ROOT / "tests/data/vllm/log.txt")

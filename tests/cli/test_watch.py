@@ -19,8 +19,7 @@ from tests.support.commands import run_here
 from tests.support.records import received
 from tests.support.samples import PLANTED, SAMPLED
 from tests.waiting import HANG_SECONDS, until
-from tests.watch.samples import DATA, changed, text, two_engines
-from tests.watch.server import Page
+from tests.watch.samples import DATA, Page, changed, text, two_engines
 
 pytestmark = pytest.mark.usefixtures("patient")
 

@@ -1,6 +1,7 @@
-"""What keys do in the screens that are laid over the main one."""
+"""What keys do in the screens that are laid over the main one; and every screen in terminals down to one cell."""
 
 import dataclasses
+from itertools import product
 
 import pytest
 from rich.cells import cell_len
@@ -8,6 +9,7 @@ from rich.cells import cell_len
 from specscope.debug.answers import BreakpointHit, Stop, StopReason
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.tui.app import ScopeApp
 from specscope.tui.look import Look
 from specscope.tui.screens.beside import BesideScreen, PlacesPanel
 from specscope.tui.screens.engine_view import EnginePanel, held, kv_map
@@ -20,6 +22,7 @@ from specscope.tui.widgets.prompt import hanging
 from specscope.tui.widgets.requests import RequestsPanel
 
 from .sample import answered, forked, live, notes, replay, running, text_of, told, until
+from .test_compare import compare_app, sample
 
 
 async def test_going_to_a_request_and_to_its_step_by_name_and_by_arrows_in_its_timeline():
@@ -249,3 +252,74 @@ async def test_every_screen_fits_every_size(size, is_live):
                 assert all(line_width(line) <= max(lines.area.width, 1) for line in lines.sheet.lines), (key, lines)
             if key:
                 await pilot.press("escape")
+
+
+SIZES = list(product((1, 2, 3, 5, 8, 13, 21, 80), (1, 2, 3, 4, 5, 6, 8, 24)))
+SEEN = [(80, 4), (80, 3), (1, 24)]  # in which Page Down in the palette ended the screen
+MOVES = ("pagedown", "pagedown", "pageup", "up", "down", "end", "home", "enter")
+OVERLAYS = (*"rdfvwabB?:gF/", "ctrl+p", "themes")
+
+
+async def moved_about(app, pilot, overlay):
+    """The overlay opened, its keys pressed, and left."""
+    if overlay == "themes":
+        app.search_themes()
+    else:
+        await pilot.press(overlay)
+    await pilot.pause()
+    await pilot.press(*MOVES)
+    while len(app.screen_stack) > app.home:
+        app.pop_screen()
+        await pilot.pause()
+    assert app.is_running
+
+
+async def shown(app, size, overlays):
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        app.home = len(app.screen_stack)
+        for overlay in overlays:
+            await moved_about(app, pilot, overlay)
+
+
+def forking():
+    viewer, engine = live(12)
+    engine.forked = forked()
+    return viewer
+
+
+APPS = {
+    "replay": (lambda: ScopeApp(replay(14)), OVERLAYS),
+    "live": (lambda: ScopeApp(forking()), "fi"),
+    "compare": (lambda: compare_app(sample()), ("n", "enter", "slash", "question_mark", "ctrl+p")),
+}
+
+
+async def test_the_palette():
+    app = ScopeApp(replay(14))
+    async with app.run_test() as pilot:
+        app.home = len(app.screen_stack)
+        for size in SEEN:
+            await pilot.resize_terminal(*size)
+            for overlay in ("ctrl+p", "themes"):
+                await moved_about(app, pilot, overlay)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", APPS)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+async def test_every_overlay(size, name):
+    make, overlays = APPS[name]
+    await shown(make(), size, overlays)
+
+
+@pytest.mark.every(5)
+@pytest.mark.parametrize("overlay", OVERLAYS)
+async def test_a_terminal_that_shrinks(overlay):
+    app = ScopeApp(replay(14))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press(overlay) if overlay != "themes" else app.search_themes()
+        for size in ((80, 4), (1, 1), (80, 24)):
+            await pilot.resize_terminal(*size)
+            await pilot.press("pagedown", "pageup")
+            assert app.is_running

@@ -1,20 +1,33 @@
-"""What the plugin records of a small vLLM: each number from its tables, the same of both runners and of a device."""
+"""What the plugin records of a small vLLM: each number from its tables, the same of both runners and of a device, where
+nothing waits; and what a client's headers say of its span."""
 
 import dataclasses
 from collections import Counter
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
+from specscope.trace.inside import gather
 from specscope.trace.inside.chain import of_step, uniform
+from specscope.trace.inside.recorder import Recorder
+from specscope.trace.record.aggregate import Reason
+from specscope.trace.record.params import SamplingParams, unknown_limits
 from specscope.trace.record.records import FinalKind, FinishReason, Outcome, Preceded
 from specscope.trace.record.rules import is_lossy
 from specscope.trace.record.tree import Drawn
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.sampling import ratio_keeps
+from specscope.vllm.run_info import known
+from specscope.vllm.scheduling import Arrival
+from tests.trace.strategies import RUN
 from tests.vllm import small
 from tests.vllm.small import PROMPT, Request, Speculation, params, parts, record
 from tests.waiting import until
@@ -394,3 +407,110 @@ def test_only_the_device_knows_how_many_drafts_were_verified(budget):
             count = kept(slot)
             assert (len(part.tree), part.method.unverified) == (count, 3 - count)
             np.testing.assert_array_equal(part.method.confidence, engine.confidence[slot, :count])
+
+
+RECORDER = Recorder(RUN, Vocabulary(), lambda record: None)
+
+
+def told(name="a", asked=None, **headers):
+    """The request as a capture has it."""
+    return known(RECORDER, name, [1, 2], asked or SamplingParams(), Arrival(1, headers), 2).info
+
+
+@pytest.mark.parametrize("flags", ["00", "01"])
+def test_the_callers_own_sampled_flag_is_told(flags):
+    """It was told as 01 whatever it was: every trace of a caller seemed to be sampled."""
+    given = f"00-{5:032x}-{9:016x}-{flags}"
+    assert told(traceparent=given).traceparent == given
+    assert ratio_keeps(1, given, 1.0) is (Reason.PARENT if flags == "01" else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "chat", "served"),
+    [("chatcmpl-7-1f", True, True), ("cmpl-7-0-1f", False, True), ("0-1f", False, False), ("completely", False, False)],
+)
+def test_what_was_asked_is_told_by_the_id_that_vllms_server_gave(name, chat, served):
+    assert (told(name).chat, told(name).served) == (chat, served)
+
+
+def asked(form=None, seed=None, **ours):
+    """vLLM's SamplingParams, and its form."""
+    none = dict.fromkeys(("structural_tag", "whitespace_pattern", "json", "regex", "choice", "grammar", "json_object"))
+    own = {"seed": seed, "structured_outputs": form and SimpleNamespace(**none | form)}
+    return SimpleNamespace(**vars(SamplingParams(**ours)) | own)
+
+
+def test_a_negative_seed_is_a_label_and_the_rest_stay_parameters():
+    """All parameters were given up for it, and `verify` took a request that ignores EOS for one that ran past it."""
+    info = told(asked=asked(seed=-5, temperature=0.7, ignore_eos=True))
+    assert (info.params.temperature, info.params.ignore_eos, info.params.seed) == (0.7, True, 0)
+    assert info.labels["seed"] == "-5"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *({"choice": ["a", "b"]}, {"json": {"type": "object"}}, {"json": '{"type":"object"}'}),
+        *({"regex": "[ab]+"}, {"grammar": 'root ::= "a"'}, {"json_object": True}),
+        *({"structural_tag": "{}"}, {"json": "{}", "whitespace_pattern": " ?"}, {"json": "no JSON"}),
+    ],
+)
+def test_a_form_is_a_parameter_or_a_label_and_limits_what_can_be_judged(form):
+    info, first = told(asked=asked(form)), next(iter(form))
+    has_no_word = first == "structural_tag" or "whitespace_pattern" in form or form.get("json") == "no JSON"
+    assert (info.params.structured_outputs is None) is has_no_word
+    assert unknown_limits(info.params, info.labels) == ("structured_outputs",)
+    if has_no_word:
+        assert form[first] in info.labels["structured_outputs"]
+    else:
+        assert info.params.structured_outputs.kind == first
+        assert "structured_outputs" not in info.labels
+
+
+WAITS = ("item", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__", "masked_select")
+
+
+def test_nothing_waits_for_the_device():
+    """No tensor becomes a number or an array while numbers are gathered: on a GPU each of these would wait."""
+    waits, calls = [], []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            name = getattr(function, "__name__", "")
+            calls.append(name)
+            masked = name in ("__getitem__", "__setitem__") and isinstance(args[1], torch.Tensor)
+            if name in WAITS or (masked and args[1].dtype is torch.bool):
+                waits.append(name)
+            return function(*args, **(kwargs or {}))
+
+    record(requests(), SAMPLED, gather=Watch, varied=True)
+    assert len(calls) > 100
+    assert waits == []
+
+
+def test_rows_are_worked_on_in_parts(monkeypatch):
+    """A batch of more rows than a part holds gives the same numbers."""
+    whole, _, _ = record(requests(), SAMPLED, gather=nullcontext)
+    monkeypatch.setattr(gather, "PART", 3 * small.V)
+    for runner in ({"gather": nullcontext}, {"v2": True}):
+        assert_same_steps(record(requests(), SAMPLED, **runner)[0], whole)
+
+
+def test_the_first_pass_of_a_drafter_writes_no_more_than_its_rows():
+    """It may be one that a graph captures: what it does is then done at each replay, to what other passes wrote."""
+    written = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.shape == (small.SLOTS + 1, 3, small.V):
+                written.append(function.overloadpacket.__name__)
+            return out
+
+    def run(engine):
+        with Watch():
+            engine.run()
+
+    record(requests(), v2=True, run=run)
+    assert written[0] == "empty"
+    assert set(written[1:]) == {"index_put_"}

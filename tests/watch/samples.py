@@ -1,10 +1,11 @@
-"""Recorded pages and lines of vLLM; of SGLang (0.5.23), pages written after its source."""
+"""Recorded pages and lines of vLLM; of SGLang (0.5.23), pages written after its source; and a server of one page."""
 
 import re
 import threading
 from pathlib import Path
 
 from specscope.watch.source import File
+from tests.remote.store import NONE, Answer, Store
 from tests.waiting import until
 
 DATA = Path(__file__).parents[1] / "data" / "vllm"
@@ -70,3 +71,18 @@ LABELS = '{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"}'
 GAUGES = {"num_running_reqs": 12.0, "num_queue_reqs": 3.0, "token_usage": 0.28}
 GAUGES |= {"spec_accept_length": 2.31, "spec_accept_rate": 0.4367, "gen_throughput": 812.5}
 SGLANG = "".join(f"# TYPE sglang:{name} gauge\nsglang:{name}{LABELS} {value}\n" for name, value in GAUGES.items())
+
+
+class Page(Store):
+    """Serves `pages` one after the other, the last of them again and again, until `close`."""
+
+    def __init__(self, *pages):
+        super().__init__({})
+        self.pages, self.served, self.status = list(pages), 0, 200
+        self.url += "/metrics"
+
+    def answer(self, path):
+        if path != "/metrics":
+            return NONE
+        self.served += 1
+        return Answer(self.pages[min(self.served, len(self.pages)) - 1].encode(), self.status)

@@ -11,8 +11,7 @@ from specscope.watch.counts import UnreadableError
 from specscope.watch.results import read_json
 from specscope.watch.source import Server
 from tests.support.commands import run_here
-from tests.watch.samples import PEOPLE, changed, read, text
-from tests.watch.server import Page
+from tests.watch.samples import PEOPLE, Page, changed, read, text
 
 CHAT = json.loads(text("chat_greedy.json"))
 

@@ -11,8 +11,7 @@ from specscope.errors import UserError
 from specscope.watch.source import File, Server, metrics_url
 from tests.remote.store import Raw
 from tests.waiting import HANG_SECONDS, ends, until
-from tests.watch.samples import DATA, Looks, changed, read, text
-from tests.watch.server import Page
+from tests.watch.samples import DATA, Looks, Page, changed, read, text
 
 
 def aggregates(path, **more):

@@ -14,8 +14,7 @@ from specscope.trace.wire.spans import SpanLevel
 from specscope.watch.source import File, Server
 from specscope.watch.watching import WAITING, Watch, Watched
 from tests.waiting import until
-from tests.watch.samples import DATA, Looks, text
-from tests.watch.server import Page
+from tests.watch.samples import DATA, Looks, Page, text
 
 
 def outputs(folder=None):

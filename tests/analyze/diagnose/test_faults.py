@@ -103,7 +103,7 @@ def test_every_fault_can_be_planted():
 
 def test_every_cause_has_a_fault():
     planted_causes = {fault.cause for fault in FAULTS.values()}
-    in_checkpoints = {Cause.HEAD_EMBEDDING}  # tests/analyze/judges/test_heads.py
+    in_checkpoints = {Cause.HEAD_EMBEDDING}  # tests/analyze/judges/test_agree.py
     handed_out = {Cause.LOGPROBS}  # tests/analyze/verify/test_trial.py
     assert planted_causes | in_checkpoints | handed_out == {cause for cause in Cause if cause.is_fault}
     assert len(FAULTS) >= 84

@@ -1,7 +1,10 @@
-"""The tables: of random records and of real captures, and what is null in them."""
+"""The tables: of random records and of real captures, and what is null in them; each block of EXAMPLES.md runs."""
 
 import dataclasses
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -15,6 +18,7 @@ from specscope.analyze.export.exporting import export
 from specscope.analyze.export.schema import SCHEMAS
 from specscope.trace.record.declared import same
 from specscope.trace.wire.reading import read_capture
+from tests.analyze.export.examples import BLOCK, PAGE, shown
 from tests.trace import samples
 from tests.trace.strategies import RUN, runs, vocabularies
 
@@ -149,3 +153,31 @@ def test_the_page_names_every_column(tmp_path):
         assert kept.names == schema.names
         shared = {"run", "capture"} if name in ("runs", "requests", "tokens", "intervals") else told["Every row"]
         assert set(kept.names) - shared <= told[name], name
+
+
+TEXT = PAGE.read_text()
+
+
+@pytest.fixture(scope="module")
+def run():
+    words = [sys.executable, "-m", "tests.analyze.export.examples", "--print"]
+    done = subprocess.run(words, capture_output=True, cwd=PAGE.parents[3], check=True)
+    return [tuple(pair) for pair in json.loads(done.stdout)]
+
+
+@pytest.mark.parametrize("at", range(sum(language != "text" for language, _ in BLOCK.findall(TEXT))))
+def test_an_example_prints_what_it_says(run, at):
+    block, wanted = list(shown(TEXT))[at]
+    assert run[at] == (block, wanted)
+
+
+def test_the_page_answers_in_both_languages():
+    languages = [language for language, _ in BLOCK.findall(TEXT)]
+    assert languages.count("sql") >= 8
+    assert languages.count("python") >= 4
+    assert all(out for block, out in shown(TEXT) if not block.startswith("specscope"))
+
+
+def test_the_page_is_linked():
+    page = (PAGE.parents[3] / "docs" / "export.md").read_text()
+    assert f"(../{PAGE.relative_to(PAGE.parents[3])})" in page

@@ -1,4 +1,4 @@
-"""Trees and the strings that people write for them."""
+"""Trees and the strings that people write for them; entropies of what is left of a row."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
+from specscope.trace.record.notes import spread, spread_without
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import branches, draw_tree
 from specscope.tree_shape import parse_tree
@@ -72,3 +73,35 @@ def test_the_drawing_tells_the_whole_story():
         "└─ ✓ tok31  p=0.5000 q=0.2500 a=0.6000 u=0.5000",
         "   └─ ✓ tok32  p=0.9000 q=0.5000 a=1.0000 u=0.9500  ⇒ bonus tok33  p=0.2500",
     ]
+
+
+def row(seed, off):
+    """A likely token 7, and a float32 softmax that adds up to 1 + off."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 3, 20_000)
+    logits[7] += rng.uniform(6, 16)
+    weights = np.exp(logits - logits.max())
+    return (weights / weights.sum() * (1 + off)).astype(np.float32)
+
+
+@pytest.mark.parametrize("off", [0.0, -1e-5, 1e-5])
+def test_what_is_left_has_its_own_entropy_whatever_the_row_adds_up_to(off):
+    known = 0
+    for seed in range(60):
+        p = row(seed, off)
+        found = spread_without(spread(p), float(p[7]), float(p.sum()))
+        if found is None:
+            continue
+        left = p.astype(np.float64)
+        left[7] = 0
+        left = left[left > 0] / left.sum()
+        entropy = -(left * np.log(left)).sum()
+        varentropy = (left * np.log(left) ** 2).sum() - entropy**2
+        assert found == (pytest.approx(entropy, rel=1e-5), pytest.approx(varentropy, rel=1e-3))
+        known += 1
+    assert known > 20
+
+
+def test_where_little_is_left_nothing_is_said():
+    p = np.array([0.95, 0.03, 0.02], np.float32)
+    assert spread_without(spread(p), 0.95, 1.0) is None
