@@ -1,6 +1,6 @@
 """Bad input of every kind gets one clear line and exit code 2, at once, and costs nobody a file.
 
-What is no value of a kind is tested where it is read, in test_bad_readers.py: here, that each flag has its reader.
+What is no value of a kind is tested where it is read, in test_fuzzing.py: here, that each flag has its reader.
 """
 
 import contextlib

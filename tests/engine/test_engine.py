@@ -17,35 +17,35 @@ from tests.kernels.variants import H100, watched
 
 
 @pytest.fixture(scope="module")
-def make(tiny):
+def plain(tiny):
     return lambda **how: Engine(target=str(tiny), dtype="float32", kv_memory=0.01, **how)
 
 
 @pytest.fixture(scope="module")
-def engines(make, tiny):
+def own(plain, tiny):
     return {
-        "none": make(drafter="none"),
-        "ngram tree": make(drafter="ngram", tree="3x3", ngram_min=1),
-        "draft itself": make(drafter="draft_model", draft_model=str(tiny), tree="3"),
+        "none": plain(drafter="none"),
+        "ngram tree": plain(drafter="ngram", tree="3x3", ngram_min=1),
+        "draft itself": plain(drafter="draft_model", draft_model=str(tiny), tree="3"),
     }
 
 
-def test_greedy_is_generates_own(engines, tiny):
+def test_greedy_is_generates_own(own, tiny):
     from transformers import AutoModelForCausalLM
 
     model, wanted = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32), []
     for prompt in PROMPTS:
-        ids = torch.tensor([engines["none"].encode(prompt).tokens])
+        ids = torch.tensor([own["none"].encode(prompt).tokens])
         made = model.generate(ids, max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0)
         wanted.append(made[0, ids.shape[1] :].tolist())
     for name in ("none", "draft itself"):
-        results = engines[name].generate(PROMPTS, SamplingParams(max_tokens=40, ignore_eos=True))
+        results = own[name].generate(PROMPTS, SamplingParams(max_tokens=40, ignore_eos=True))
         assert [r.token_ids for r in results] == wanted
         assert name == "none" or all(r.acceptance.tau == 4 for r in results)
 
 
-def test_a_request_that_cannot_fit_alone_ends_with_an_error_and_the_rest_goes_on(make):
-    engine = make(drafter="none")
+def test_a_request_that_cannot_fit_alone_ends_with_an_error_and_the_rest_goes_on(plain):
+    engine = plain(drafter="none")
     pool = engine.runner.cache.pool
     hidden = pool.take(pool.blocks - 4)
     long, short = engine.generate(["a" * 60, "b"], SamplingParams(max_tokens=10, ignore_eos=True))
@@ -54,8 +54,8 @@ def test_a_request_that_cannot_fit_alone_ends_with_an_error_and_the_rest_goes_on
     assert pool.used == len(hidden)
 
 
-def test_refused_prompts(engines):
-    engine = engines["none"]
+def test_refused_prompts(own):
+    engine = own["none"]
     for prompt, message in (
         ("", "empty"),
         ("a" * 512, "the limit is 511"),
@@ -72,8 +72,8 @@ def test_refused_prompts(engines):
     assert not engine.busy
 
 
-def test_ends(engines):
-    engine = engines["ngram tree"]
+def test_ends(own):
+    engine = own["ngram tree"]
     (free,) = engine.generate("abcabc", SamplingParams(max_tokens=30, ignore_eos=True))
     assert (free.finish, len(free.token_ids)) == (FinishReason.LENGTH, 30)
     # At the context's limit, behind which no KV is needed
@@ -89,14 +89,14 @@ def test_ends(engines):
     assert len(stopped.origins) == len(stopped.token_ids)
 
 
-def test_emitted_and_accepted_are_two_figures(engines):
-    (result,) = engines["draft itself"].generate("abc", SamplingParams(max_tokens=2, ignore_eos=True))
+def test_emitted_and_accepted_are_two_figures(own):
+    (result,) = own["draft itself"].generate("abc", SamplingParams(max_tokens=2, ignore_eos=True))
     (step,) = [s for s in result.steps if s.verdict]
     assert (step.verdict.accepted, step.emitted, len(result.token_ids)) == (3, 2, 2)
 
 
-def test_chat_messages_and_turns(engines):
-    engine = engines["none"]
+def test_chat_messages_and_turns(own):
+    engine = own["none"]
     encoded = engine.encode([{"role": "user", "content": "hi"}])
     assert (encoded.text, encoded.title) == ("<|user|>hi<|a|>", "hi")
     assert engine.encode(engine.turn("hi")) == encoded

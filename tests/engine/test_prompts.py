@@ -84,7 +84,7 @@ def test_conversations_without_text_are_left_out_and_counted(tmp_path):
 
 
 GOOD = lines({"prompt": "fine", "output_tokens": 3})
-BAD = {  # tests/test_bad_readers.py has every other spelling
+BAD = {  # tests/test_fuzzing.py has every other spelling
     "nothing asked": (GOOD + lines({"category": "x"}), 'data, line 2: give either "prompt" or "messages"'),
     "no turns": (lines(ABOUT | {"turns": []}), 'data, line 1: "turns" must be a list of texts'),
     "a number": (GOOD + b"\n" + lines({"prompt": 3}), 'data, line 3: "prompt" must be text, not empty'),

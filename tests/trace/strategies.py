@@ -183,7 +183,7 @@ def aggregates(draw):
 
 
 sampled = st.none() | st.builds(Sampled, st.sampled_from(Reason), st.floats(0, 1), st.booleans())
-# Of this step; that whole steps before it are missing, test_sampling.py has
+# Of this step; that whole steps before it are missing, test_capture.py has
 left_out = st.none() | st.builds(LeftOut, st.just(0), counts, counts, counts, counts, counts)
 
 
