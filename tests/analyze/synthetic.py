@@ -186,10 +186,8 @@ class Synthetic:
         token = self._final(final, final_coin, noise[row + 1], recovered)
         kind = FinalKind.RECOVERED if recovered else FinalKind.BONUS if path else FinalKind.TARGET
         numbers = {"p": of_p, "p_trial": p_trial, "q_trial": q_trial, "accept_prob": accept, "coin": coin[1:].copy()}
-        last = {"final_p": float(final[token]), "final_coin": final_coin}
-        verdict = dataclasses.replace(
-            records.verdict(outcome, path, token, kind, **numbers, **last), residual_mass=mass
-        )
+        last = {"residual_mass": mass, "final_p": float(final[token]), "final_coin": final_coin}
+        verdict = records.verdict(outcome, path, token, kind, **numbers, **last)
         return verdict, notes, self._parents(tree, p, q, tried, final, p[row + 1], token) if self.notes else None
 
     def _residual(self, left, q, token):

@@ -146,19 +146,18 @@ class Maker:
         return made.record(len(self.history.steps), parts, phases, **happened, **blocks)
 
     def _part(self, request: Going) -> RequestStep:
-        prompt = len(request.info.prompt_tokens)
-        index, request.steps = request.steps, request.steps + 1
+        prompt, index = len(request.info.prompt_tokens), request.steps
+        request.steps += 1
         if index == 0 and self.chunk and prompt > self.chunk:
-            return RequestStep(request.info.id, 0, 0, self.chunk, "none", DraftTree.empty(), None, 0)
+            return made.part(request.info.id, DraftTree.empty(), None, context=0, prefill=self.chunk, drafter="none")
         tree, verdict = self._judge(request)
         tokens = [*tree.token[verdict.path].tolist(), verdict.token]
         emitted = min(len(tokens), len(request.target) - request.done)
-        context = 0 if index == 0 else prompt + request.done - 1
+        context, fed = (prompt + request.done - 1, 0) if index else (0, prompt - 1)
         request.done += emitted
         request.output += tokens[:emitted]
-        fed = prompt - 1 if index == 0 else 0
-        drafter = request.drafter if len(tree) else "none"
-        return RequestStep(request.info.id, index, context, fed, drafter, tree, verdict, emitted)
+        how = {"index": index, "context": context, "prefill": fed, "emitted": emitted}
+        return made.part(request.info.id, tree, verdict, drafter=request.drafter if len(tree) else "none", **how)
 
     def _judge(self, request: Going) -> tuple[DraftTree, Verdict]:
         shape = request.shape if request.done else TreeShape(())
@@ -170,19 +169,15 @@ class Maker:
             good[node] = hit
             token[node] = right[shape.depth[node] - 1] if hit else rng.integers(1, len(self.words.vocabulary.pieces))
         path: list[int] = []
-        outcome = np.zeros(n, np.uint8)
-        end = ROOT
-        while children := shape.children(end):
-            for child in children:
-                outcome[child] = Outcome.ACCEPTED if good[child] else Outcome.REJECTED
-                if good[child]:
-                    break
-            if not good[child]:
+        refused: list[int] = []
+        while children := shape.children(path[-1] if path else ROOT):
+            hits = [child for child in children if good[child]]
+            refused += [child for child in children if not hits or child < hits[0]]
+            if not hits:
                 break
-            path.append(child)
-            end = child
-        kind = FinalKind.TARGET if not n else FinalKind.RECOVERED if shape.children(end) else FinalKind.BONUS
-        return self._numbers(request, token, outcome, path, kind, right[len(path)])
+            path.append(hits[0])
+        outcome = made.outcomes(n, path, refused)
+        return self._numbers(request, token, outcome, path, made.kind_of(shape.parent, path), right[len(path)])
 
     def _numbers(
         self, request: Going, token: np.ndarray, outcome: np.ndarray, path: list[int], kind: FinalKind, final: int
@@ -195,14 +190,11 @@ class Maker:
         p = np.where(accepted, p, np.minimum(p, 0.8 * q)).astype(np.float32)
         a = np.minimum(1, p.astype(float) / q)
         coin = np.where(accepted, a * rng.uniform(0.02, 0.98, n), a + (1 - a) * rng.uniform(0.02, 0.98, n))
-        residual = np.where(outcome == Outcome.REJECTED, 1 - 0.6 * p.astype(float), 0.0)
-        parent = request.shape.parent if n else ()
-        tree = DraftTree.build(token.tolist(), parent, q.tolist(), request.drawn)
-        judged = (np.where(tried, values, 0) for values in (p, q, a, coin))
-        p_tried, q_tried, accept, tossed = judged
-        last = float(rng.uniform(0.2, 0.99)), float(rng.uniform(0.01, 0.99))
-        path = np.asarray(path, np.int32)
-        return tree, Verdict(outcome, p, p_tried, q_tried, accept, tossed, residual, path, final, kind, *last)
+        tree = DraftTree.build(token.tolist(), request.shape.parent if n else (), q.tolist(), request.drawn)
+        numbers = {"p_trial": p * tried, "q_trial": q * tried, "accept_prob": a * tried, "coin": coin * tried}
+        numbers["residual_mass"] = np.where(outcome == Outcome.REJECTED, 1 - 0.6 * p.astype(float), 0.0)
+        last = {"final_p": float(rng.uniform(0.2, 0.99)), "final_coin": float(rng.uniform(0.01, 0.99))}
+        return tree, made.verdict(outcome, path, final, kind, p=p, **numbers, **last)
 
     def run(self, limit: int = 1000, batch: int = 8) -> History:
         while (self.going or self.waiting) and limit:

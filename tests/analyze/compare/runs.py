@@ -130,8 +130,9 @@ def judge(made, text, seed, position, fault):
         final_p=float(whole[token]),
         final_coin=float(coin[n]),
         final_margin=float(margin),
+        residual_mass=residual,
     )
-    return DraftTree.build(tokens, parents, qs, drawn), dataclasses.replace(verdict, residual_mass=residual)
+    return DraftTree.build(tokens, parents, qs, drawn), verdict
 
 
 def entropy(rows):
