@@ -1,13 +1,16 @@
-"""The command as people run it: what works, and what each kind of bad input gets (one line, exit code 2)."""
+"""The command as people run it, `debug` and `compare` too: what works, and what bad input gets (one line, code 2)."""
 
 import json
+import os
 import re
+import signal
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from specscope.cli.run import summary
+from specscope.engine.phases import Phases
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.history.totals import Undrafted
 from specscope.trace.record.privacy import Privacy
@@ -15,11 +18,13 @@ from specscope.trace.record.records import FinishReason
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import Bus
 from specscope.trace.wire.reading import read_capture
-from tests.analyze.histories import step
+from tests.analyze.compare.runs import Made, make
+from tests.analyze.histories import step, write
 from tests.processes import room_for
 from tests.searching import of_file, tells
 from tests.support import records as made
-from tests.support.commands import specscope
+from tests.support.commands import run_here, specscope
+from tests.support.samples import EAGLE, NGRAM, PLANTED, SAMPLED
 from tests.tiny import write_tiny_model
 from tests.trace.strategies import RUN
 
@@ -213,3 +218,123 @@ def test_a_stranger_reads_what_the_length_is_of_why_steps_drafted_nothing_and_th
         "(specscope report)"
     )
     assert summary(Acceptance(), Counter(), 0.0) == "0 decode steps, 0 tokens, no drafts"
+
+
+def debug(x, script):
+    return specscope("debug", x, "--commands", "-", stdin=script)
+
+
+def test_a_script_over_a_recording_and_from_a_step_of_it():
+    ran = debug(PLANTED, "# the first rejection\nbreak reject\ncontinue\n\nprint p_tried @ 0\nquit\nnever reached\n")
+    assert ran.returncode == 0
+    assert "breakpoint 1 (break reject) at step 3" in ran.stdout
+    assert ran.stdout.splitlines()[-2] == "0"
+    assert "never" not in ran.stdout
+    ran = debug(f"{PLANTED}#r0@2", "print index\n")
+    assert ran.returncode == 0, ran.stderr
+    assert "r0@2" in ran.stdout.splitlines()[0]
+    assert ran.stdout.splitlines()[-1] == "2"
+
+
+def test_a_script_runs_on_after_a_refused_line_and_ends_with_2(tmp_path):
+    script = tmp_path / "script"
+    script.write_text("next\nbreak reject if pp > 1\nnonsense\nprint step\n")
+    ran = specscope("debug", PLANTED, "--commands", script)
+    assert ran.returncode == 2
+    assert ran.stdout.splitlines()[-2:] == ["(specscope) print step", "0"]
+    first, second, last = ran.stderr.splitlines()
+    assert "line 2: there is no field pp here" in first
+    assert "line 3: unknown command 'nonsense'" in second
+    assert last.endswith("script: 2 commands failed, the first in line 2")
+
+
+def test_ctrl_c_stops_a_live_run_between_two_steps(tiny, monkeypatch):
+    forward, calls = Phases.forward, []
+
+    def interrupted(self, now):
+        forward(self, now)
+        calls.append(now)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Phases, "forward", interrupted)
+    model = ["--target", tiny, "--raw", "--drafter", "none", "--kv-memory", "0.05"]
+    script = "continue\ninfo requests\nreverse-next\nnext\n"
+    ran = specscope("debug", "abcabcabc", *model, "--max-tokens", 480, "--ignore-eos", stdin=script)
+    assert ran.returncode == 0, ran.stderr
+    assert "interrupted" in ran.stdout
+    assert "step 4" in ran.stdout  # whose forward it came in
+    assert "r0" in ran.stdout
+    assert "Traceback" not in ran.stderr
+    assert len(calls) < 10
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Captures of the same configuration (1, 2) and one with a worse drafter."""
+    folder = tmp_path_factory.mktemp("runs")
+    sides = {"a1": {"seed": 1}, "a2": {"seed": 2}, "b1": {"seed": 3}, "worse": {"seed": 4, "blur": 0.7}}
+    for name, how in sides.items():
+        write(make(Made(**how)), folder / f"{name}.jsonl")
+    return folder
+
+
+def compare(*words):
+    return run_here(["compare", *map(str, words)])
+
+
+def test_several_captures_on_a_side(runs):
+    a1, a2, b1, worse = (runs / f"{name}.jsonl" for name in ("a1", "a2", "b1", "worse"))
+    code, out, _ = compare(a1, a2, "--with", b1, worse, "--json")
+    read = json.loads(out)
+    assert code == 1
+    assert read["a"]["source"] == [str(a1), str(a2)]
+    assert read["b"]["source"] == [str(b1), str(worse)]
+    again = json.loads(compare(a1, a2, "--json", "--with", b1, "--with", worse)[1])
+    assert again == read
+    assert json.loads(compare("--with", b1, worse, "--json", a1, a2)[1])["a"]["source"] == [str(a1), str(a2)]
+
+
+@pytest.mark.parametrize(
+    ("condition", "code"),
+    [
+        (None, 1),
+        ("tau drops > 2%", 1),
+        ("tau drops > 60%", 0),
+        ("tau where label kind is code drops > 1%", 1),
+        ("tau where kind is prose rises > 0 or tau where after is full drops > 90%", 0),
+    ],
+)
+def test_fail_if_alone_decides(runs, condition, code):
+    asked = [] if condition is None else ["--fail-if", condition]
+    done, out, _ = compare(runs / "a1.jsonl", runs / "worse.jsonl", *asked)
+    assert done == code
+    assert ("FAIL" in out) is bool(code and condition)
+    assert "B gets fewer tokens per draft than A: " in out
+
+
+def test_an_older_kind_of_run_is_compared_by_what_both_have():
+    code, out, _ = compare(EAGLE, NGRAM)
+    out = " ".join(out.split())
+    assert code == 0
+    assert "B does not record the drafter's probabilities" in out
+    assert "Only the configured settings differ (drafter, draft model, tree)." in out
+    assert "draft tree differs at 46 of 49 equal contexts, as configured: drafter, draft model, tree" in out
+
+
+def test_steps_without_drafts_are_named_and_a_change_that_no_tree_can_make_is_not_called_visible():
+    out = compare(NGRAM, EAGLE)[1]
+    assert "(95 %: -88.3 to +167.9 %); 3 requests are too few to see any change in tau\n" in out
+    steps = "τ counts only steps with drafts: 14 % of A's, 95 % of B's. Output tokens per step: 1.40 → 2.21. Only the"
+    assert steps in " ".join(out.split())
+    assert "τ counts" not in compare(EAGLE, SAMPLED)[1]
+    figures = {each["name"]: each["visible"] for each in json.loads(compare(NGRAM, EAGLE, "--json")[1])["figures"]}
+    assert figures["tau"] is figures["rate"] is figures["whole paths"] is None
+
+
+def test_every_setting_that_can_explain_a_difference_is_named_and_differences_of_rates_are_points():
+    out = " ".join(compare(EAGLE, SAMPLED)[1].split())
+    every = "drafts, drafter, draft model, draft revision, tree, draft vocabulary, max_tokens, temperature, seed"
+    assert f"Only the configured settings differ ({every})." in out
+    assert "depth 2 rate 33.3% 17.1% -16.3 points -22.7 to -5.8 31.1 points" in out
+    assert "All 3 pairs diverge: the sampling parameters differ." in out

@@ -10,8 +10,7 @@ from specscope.engine.scheduler import SpeculationGate
 from specscope.errors import UserError
 from specscope.kernels import launch
 from specscope.trace.record.records import FinishReason
-from tests.engine.test_pipeline import run
-from tests.engine.test_reads import RUNS
+from tests.engine.test_reads import RUNS, run
 from tests.engines import PROMPTS
 from tests.kernels.variants import H100, watched
 

@@ -1,11 +1,16 @@
-"""JSON documents are found however they are written, and what a file is from any bytes."""
+"""JSON documents are found however they are written, decoded at one place; and what a file is from any bytes."""
 
+import ast
 import json
+from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from specscope.errors import UserError
+from specscope.trace.checked import decoded
 from specscope.trace.kinds import (
     CAPTURE,
     OTLP_PROTOBUF,
@@ -16,6 +21,8 @@ from specscope.trace.kinds import (
     kind_of,
     looks_like_json,
 )
+from specscope.trace.record.params import SamplingParams
+from specscope.whole_file import read_object
 
 text = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(['"', "\\", "}", '{"', "[", "\\\\"])
 values = text | st.integers() | st.none() | st.lists(text, max_size=2) | st.dictionaries(text, text, max_size=2)
@@ -84,3 +91,58 @@ def test_json_is_seen_as_such_wherever_it_is_cut(value, at):
 )
 def test_kinds_by_their_start(start, kind):
     assert kind_of(start) is kind
+
+
+SOURCE = Path(__file__).parents[2] / "specscope"
+DEEP = [open * 60_000 + close * 60_000 for open, close in (("[", "]"), ('{"a":', "}"), ('[{"a":', "}]"))]
+DEEP += [text[: len(text) // 2] for text in DEEP]
+# Who decodes by itself: the place itself, OTLP with decoders made once, and what reads what this repository holds
+OWN = {
+    "whole_file.py",
+    "trace/wire/otlp_json.py",
+    "train/run.py",
+    "cli/doctor.py",
+    "trace/history/wording.py",
+    "vllm/run_info.py",
+}
+
+
+class Row(msgspec.Struct):
+    name: str = ""
+
+
+@pytest.mark.parametrize("text", DEEP, ids=range(len(DEEP)))
+@pytest.mark.parametrize("kind", [object, Row, SamplingParams, dict[str, float]])
+def test_text_that_is_nested_without_end_is_one_line(text, kind):
+    for data in (text, text.encode(), bytearray(text.encode()), f'{{"unknown": {text}}}'):
+        for asked in ((data,), (data, kind)):
+            with pytest.raises(ValueError, match=r"\A[^\n]+\Z"):
+                decoded(*asked)
+
+
+def test_a_file_of_one_object(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"limit": [0.0, Infinity], "x": NaN}')  # as transformers writes them
+    assert read_object(path)["limit"] == [0.0, float("inf")]
+    for text, why in ((DEEP[0], "nested too deeply"), ("[]", "not a JSON object"), ("{", "is not JSON")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=why):
+            read_object(path)
+    path.write_text("{}" + " " * 100)
+    with pytest.raises(UserError, match="larger than"):
+        read_object(path, 50)
+    with pytest.raises(UserError, match="no regular file"):
+        read_object(Path("/dev/zero"))
+
+
+def test_nobody_decodes_json_from_outside_by_himself():
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        name = str(path.relative_to(SOURCE))
+        if name in OWN:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            call = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if call in ("json.loads", "json.load", "orjson.loads", "msgspec.json.decode", "msgspec.json.Decoder"):
+                found.add((name, call))
+    assert found == set()

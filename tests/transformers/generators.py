@@ -52,7 +52,7 @@ CASES = {
     "other tokenizer, greedy": Case(GREEDY, True, "universal greedy"),  # sampling prunes its assistant's head for good
     "other tokenizer, sampled": Case(SAMPLED, True, "universal"),
 }
-# Transformers 5.23 cannot build this one; sampled, it is not lossless (test_planted.py)
+# Transformers 5.23 cannot build this one; sampled, it is not lossless (test_recording.py)
 GEMMA4 = {"Gemma 4, greedy": Case(GREEDY, True, "gemma4"), "Gemma 4, sampled": Case(SAMPLED, True, "gemma4")}
 GEMMA4_DRAWN = Case({"do_sample": True, "top_k": 0, "eos_token_id": None}, True, "gemma4")
 ALL = CASES | GEMMA4

@@ -1,12 +1,17 @@
-"""Trees and the strings that people write for them; entropies of what is left of a row."""
+"""Trees and how people write them; sampling parameters; coins; and entropies of what is left of a row."""
+
+import json
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from specscope.errors import UserError
+from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.notes import spread, spread_without
+from specscope.trace.record.params import SamplingParams, StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import branches, draw_tree
 from specscope.tree_shape import parse_tree
@@ -105,3 +110,107 @@ def test_what_is_left_has_its_own_entropy_whatever_the_row_adds_up_to(off):
 def test_where_little_is_left_nothing_is_said():
     p = np.array([0.95, 0.03, 0.02], np.float32)
     assert spread_without(spread(p), 0.95, 1.0) is None
+
+
+seeds = st.integers(0, 2**63 - 1)
+positions = st.integers(0, 2**31)
+
+
+@given(seeds, st.sampled_from(Stream), positions, st.integers(0, 40), st.integers(0, 40))
+def test_a_coin_does_not_depend_on_how_many_follow_it(seed, stream, position, few, more):
+    short, long = sorted((few, more))
+    assert np.array_equal(coins(seed, stream, position, short), coins(seed, stream, position, long)[:short])
+
+
+@given(seeds, positions)
+def test_coins_lie_in_the_open_interval_and_streams_differ(seed, position):
+    draft, check = (coins(seed, stream, position, 8) for stream in Stream)
+    assert ((draft > 0) & (draft < 1) & (check > 0) & (check < 1)).all()
+    assert not np.intersect1d(draft, check).size
+    assert not np.intersect1d(draft, coins(seed, Stream.DRAFT, position + 1, 8)).size
+
+
+def test_the_largest_and_smallest_bits_stay_inside(monkeypatch):
+    class Extreme:
+        def __init__(self, **_):
+            pass
+
+        def random_raw(self, count):
+            return np.array([0, 2**64 - 1], dtype=np.uint64)[:count]
+
+    monkeypatch.setattr(np.random, "Philox", Extreme)
+    low, high = coins(0, Stream.DRAFT, 0, 2)
+    assert 0 < low < 1e-15
+    assert 1 - 1e-15 < high < 1
+
+
+def test_coins_are_uniform_over_positions():
+    values = np.concatenate([coins(3, Stream.VERIFY, position, 4) for position in range(2000)])
+    assert stats.kstest(values, "uniform").pvalue > 0.01
+
+
+def test_coins_are_stable_over_versions():
+    """Captures are replayed by later versions: these values may never change."""
+    assert coins(1, Stream.VERIFY, 5, 2).tolist() == [0.3234783185625372, 0.6681304086048103]
+
+
+OUT_OF_RANGE = {
+    "temperature": (-0.1, float("nan"), "hot"),
+    "top_k": (-1, 1.5),
+    "top_p": (0, 1.1),
+    "min_p": (1,),
+    "repetition_penalty": (0,),
+    "presence_penalty": (2.5,),
+    "frequency_penalty": (-3,),
+    "seed": (-1, 2**63),
+    "max_tokens": (0,),
+    "stop": (("",), (3,)),
+    "logit_bias": ({"a": 1}, {-1: 1}, {1: float("inf")}, 3),
+    "ignore_eos": (1,),
+    "min_tokens": (-1, 129),  # above max_tokens
+    "logprobs": (21, True),
+    "stop_token_ids": ((-1,), None),
+    "structured_outputs": (3, {"regexp": "a"}),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_out_of_range_is_refused_by_name(name):
+    for value in OUT_OF_RANGE[name]:
+        with pytest.raises(UserError, match=name):
+            SamplingParams(**{name: value})
+
+
+def test_a_schema_as_a_mapping_is_kept_as_text_in_its_order():
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    assert StructuredOutputs(json=schema).json == json.dumps(schema)
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ({}, "exactly one of json, regex, choice, grammar, json_object; given: none"),
+        ({"json": "[" * 2000 + "]" * 2000}, "json is not valid JSON"),
+        ({"json": '{"a":' * 65 + "1" + "}" * 65}, "nested more than 64 deep"),
+        ({"json": {"a": float("nan")}}, "cannot be written as JSON"),
+        ({"json": {"a": "\ud800"}}, "json"),
+        ({"json": " " * 65537 + "{}"}, "at most 64 KiB"),
+        ({"regex": "a" * 8193}, "at most 8 KiB"),
+        ({"regex": "a\0"}, "NUL"),
+        ({"regex": "\ud800"}, "regex must be"),
+        ({"choice": ("a\0",)}, "NUL"),
+        ({"choice": ("a",) * 1001}, "1 to 1000"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(form, why):
+    with pytest.raises(UserError, match=why) as caught:
+        StructuredOutputs(**form)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+def test_one_form_has_one_kind_and_one_text():
+    assert StructuredOutputs(json='{"a":' * 64 + "1" + "}" * 64).kind == "json"  # so many levels are allowed
+    assert (StructuredOutputs(json="true").kind, StructuredOutputs(regex="[0-9]{3}").kind) == ("json", "regex")
+    assert StructuredOutputs(choice=("a", 'b"')).text == '["a", "b\\""]'
+    assert StructuredOutputs(json_object=True).text == ""
