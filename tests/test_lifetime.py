@@ -117,8 +117,7 @@ def test_ending_signals_leave_a_whole_capture(terminal, model, prompts, tmp_path
     child.wait_for(running(path))
     child.remember()
     child.process.send_signal(number)
-    assert child.left() == []
-    assert child.process.wait(HANG_SECONDS) == 128 + number
+    assert (child.left(), child.process.wait(HANG_SECONDS)) == ([], 128 + number)
     assert "cancelled" in {request.state for request in whole(path).requests.values()}
     assert b"Traceback" not in child.screen
     if verb == "capture" and number == signal.SIGINT:

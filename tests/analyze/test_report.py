@@ -108,8 +108,7 @@ def test_a_capture_that_was_cut():
 def test_a_character_split_over_tokens_stands_where_it_was_completed():
     pieces = {3: b"\xe4\xbd", 4: b"\xa0", 5: b"\xe5"}
     [one] = report_of(record(0, [step("a", "2", (0, 1), (3, 4), 5)]), pieces=pieces).requests
-    assert one.pieces == ["", "\u4f60", "\ufffd"]
-    assert one.output == "\u4f60\ufffd"
+    assert (one.pieces, one.output) == (["", "\u4f60", "\ufffd"], "\u4f60\ufffd")
 
 
 counts = st.integers(0, 4)

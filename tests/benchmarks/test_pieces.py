@@ -100,8 +100,7 @@ def test_a_fault_is_located_in_the_engine_that_runs_again(tmp_path, monkeypatch,
     short = dataclasses.replace(SETTINGS[FAULTS[name].setting], requests=2, tokens=24)
     monkeypatch.setitem(SETTINGS, FAULTS[name].setting, short)
     row = judged(name, how, tmp_path)
-    assert row["place"] == "target: layers.0.self_attn.keys read"
-    assert row["expected"] == ["target_kv"]
+    assert (row["place"], row["expected"]) == ("target: layers.0.self_attn.keys read", ["target_kv"])
     assert not row["left_out"]
     assert row["processor"] > 0
 

@@ -62,8 +62,7 @@ def test_capture_and_report(captured):
     report = json.loads(specscope("report", path, "--json").stdout)
     by_id = {r["id"]: r for r in report["captures"][0]["requests"]}
     assert [len(by_id[name]["token_ids"]) for name in ("r0", "r1")] == [20, 9]
-    assert by_id["r0"]["labels"] == {"kind": "copy"}
-    assert by_id["r0"]["prompt"] == "abcabcabc"
+    assert (by_id["r0"]["labels"], by_id["r0"]["prompt"]) == ({"kind": "copy"}, "abcabcabc")
     assert len(by_id["r0"]["origins"]) == 20
     page = path.with_suffix(".html")
     assert specscope("export", path, "-o", page).returncode == 0
@@ -240,8 +239,7 @@ def test_a_script_runs_on_after_a_refused_line_and_ends_with_2(tmp_path):
     script = tmp_path / "script"
     script.write_text("next\nbreak reject if pp > 1\nnonsense\nprint step\n")
     ran = specscope("debug", PLANTED, "--commands", script)
-    assert ran.returncode == 2
-    assert ran.stdout.splitlines()[-2:] == ["(specscope) print step", "0"]
+    assert (ran.returncode, ran.stdout.splitlines()[-2:]) == (2, ["(specscope) print step", "0"])
     first, second, last = ran.stderr.splitlines()
     assert "line 2: there is no field pp here" in first
     assert "line 3: unknown command 'nonsense'" in second
@@ -288,8 +286,7 @@ def test_several_captures_on_a_side(runs):
     code, out, _ = compare(a1, a2, "--with", b1, worse, "--json")
     read = json.loads(out)
     assert code == 1
-    assert read["a"]["source"] == [str(a1), str(a2)]
-    assert read["b"]["source"] == [str(b1), str(worse)]
+    assert (read["a"]["source"], read["b"]["source"]) == ([str(a1), str(a2)], [str(b1), str(worse)])
     again = json.loads(compare(a1, a2, "--json", "--with", b1, "--with", worse)[1])
     assert again == read
     assert json.loads(compare("--with", b1, worse, "--json", a1, a2)[1])["a"]["source"] == [str(a1), str(a2)]

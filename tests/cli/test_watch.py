@@ -189,8 +189,7 @@ def test_ctrl_c_leaves_a_valid_capture(tmp_path):
     assert "Traceback" not in err
     assert "mean acceptance length" in out
     reader = read_capture(path)
-    assert reader.warnings == []
-    assert reader.history.acceptance.drafts == 143
+    assert (reader.warnings, reader.history.acceptance.drafts) == ([], 143)
 
 
 @pytest.mark.parametrize("level", Privacy, ids=lambda level: level.flag or "all")
@@ -223,8 +222,7 @@ def test_on_a_screen_with_two_engines(terminal, tmp_path):
         shown.wait_for(lambda: b"engine 1 smollm2" in shown.screen[drawn:])
         shown.remember()
         shown.type("q")
-        assert shown.left() == []
-        assert shown.process.returncode == 0
+        assert (shown.left(), shown.process.returncode) == ([], 0)
     assert read_capture(path).history.acceptance.drafts == 143
     assert read_capture(other).history.acceptance.drafts == 12
 

@@ -109,8 +109,7 @@ def test_phases_one_by_one(engine):
     assert "logits of" in engine.run("")  # an empty line repeats
     assert engine.session.phase == "forward"
     engine.run("step 2")
-    assert engine.session.record.step == 3
-    assert engine.session.phase == ""
+    assert (engine.session.record.step, engine.session.phase) == (3, "")
 
 
 def test_a_node_shows_distributions_and_the_same_verdict(engine):
@@ -334,8 +333,7 @@ def test_goto_takes_a_request_and_its_step(capture, recorded):
     for index in (2, 0, 4):
         said = capture.run(f"goto {name}@{index}")
         step = recorded.steps[request.at(index)].step
-        assert capture.session.record.step == step
-        assert capture.session.request == name
+        assert (capture.session.record.step, capture.session.request) == (step, name)
         assert said.startswith(f"step {step}")
     assert capture.answer(f"goto {name}@2").stop.request == name
     at = capture.session.position

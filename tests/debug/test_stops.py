@@ -32,8 +32,7 @@ def session(history):
 
 def test_each_move_says_why_it_stopped_and_where(session):
     last = session.history.last_step
-    assert session.next() == Stop(StopReason.STEP, 0)
-    assert session.cont() == Stop(StopReason.END, last)
+    assert (session.next(), session.cont()) == (Stop(StopReason.STEP, 0), Stop(StopReason.END, last))
     assert session.cont() == Stop(StopReason.END, last, moved=False)
     assert session.goto(-1) == Stop(StopReason.START, -1)
     assert session.reverse_next() == Stop(StopReason.START, -1)
@@ -143,10 +142,8 @@ def test_the_fields_of_a_node_are_those_of_its_record(run):
         part, node, facts = event.evidence.part, event.node, event.evidence
         tree, notes, parent = part.tree, part.parents, int(part.tree.parent[node])
         place = notes.node.tolist().index(parent)
-        assert facts["raw_p"] == notes.raw_p[node]
-        assert facts["rank"] == notes.rank[node]
-        assert facts["entropy"] == notes.entropy[place]
-        assert facts["choice_p"] == notes.choice_p[place]
+        assert (facts["raw_p"], facts["rank"]) == (notes.raw_p[node], notes.rank[node])
+        assert (facts["entropy"], facts["choice_p"]) == (notes.entropy[place], notes.choice_p[place])
         assert (facts["parent"], facts["siblings"]) == (parent, len(tree.children(parent)))
         assert facts["q_rank"] == notes.q_rank[node] > 0
     assert {event.kind for event in found} == {EventKind.ACCEPT, EventKind.REJECT}

@@ -79,8 +79,7 @@ def test_a_run_that_was_changed_is_recorded_with_its_branches_and_each_can_be_lo
     assert numbers(history) == numbers(commands.session.history)
     assert numbers(history)[:4] == [(0, 0), (1, 0), (2, 0), (6, 1)]
     assert history.steps == commands.session.history.steps
-    assert history.requests["r1"].end.reason.value == "cancelled"
-    assert history.steps[3].after == 2
+    assert (history.requests["r1"].end.reason.value, history.steps[3].after) == ("cancelled", 2)
     history.show(0)
     assert numbers(history) == [(step, 0) for step in range(6)]
     assert history.requests["r1"].end is None
@@ -92,8 +91,7 @@ def test_a_run_that_was_changed_is_recorded_with_its_branches_and_each_can_be_lo
     over.run("branch 0")
     assert [record.step for record in over.session.history.steps] == list(range(6))
     over.run("goto 7")
-    assert over.session.record.step == 7
-    assert over.session.history.branch == 1
+    assert (over.session.record.step, over.session.history.branch) == (7, 1)
     (code, out, err), first = (run_here(["report", str(path), "--json", *of]) for of in ([], ["--branch", "0"]))
     assert (code, "has 2 branches: these figures are for branch 1" in out + err) == (0, True)
     steps = [json.loads(told)["captures"][0]["engine"]["steps"] for told in (out, first[1])]
@@ -113,8 +111,7 @@ def test_what_came_between_two_phases_comes_there_again(engine):
     commands.run("goto 0")
     commands.run("next 5")
     assert [record.step for record in commands.session.history.steps if record.admitted] == admitted == [0, 3]
-    assert commands.session.history.steps == before
-    assert commands.session.history.branch == 0
+    assert (commands.session.history.steps, commands.session.history.branch) == (before, 0)
 
 
 def test_looking_at_an_earlier_step_shows_a_fault_in_its_kv_and_does_not_heal_it(engine):

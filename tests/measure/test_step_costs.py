@@ -75,8 +75,7 @@ def test_a_tree_is_measured_as_it_runs(eagle, monkeypatch):
     own = Engine(target=str(TARGET), dtype="float32", kv_memory=0.05, drafter="eagle", draft_model=str(HEAD), tree=tree)
     results = [own.generate(*one)[0] for one in WORK]
     total = measure(step for result in results for step in result.steps)
-    assert found[tree].length == pytest.approx(total.tau)
-    assert found["plain"].length == 1.0
+    assert (found[tree].length, found["plain"].length) == (pytest.approx(total.tau), 1.0)
     assert found["plain"].steps == len(WORK) * (PARAMS.max_tokens - 1)  # prefill's step gives one
     assert found["plain"].tokens_per_s == pytest.approx(1 / ROW_SECONDS)
     assert 0.2 / ROW_SECONDS < found[tree].tokens_per_s <= total.tau / ROW_SECONDS / 2  # 2 to 5 rows, 1 token at least
@@ -101,12 +100,10 @@ def test_each_engine_keeps_to_a_part_of_the_cache_as_requests_come_and_go():
                     if blocks := request.table.blocks:
                         start, in_part = blocks[0], divmod(blocks[0], 4 * width)
                         assert blocks == [*range(start, start + len(blocks))]
-                        assert in_part[0] == at
-                        assert in_part[1] % width == 0
+                        assert (in_part[0], in_part[1] % width) == (at, 0)
                         seen.add((at, request.id))
     assert len(seen) > 20
-    assert pool.used == 0
-    assert pool.take(1) == [0]
+    assert (pool.used, pool.take(1)) == (0, [0])
     assert pool.take(1) == [pool.blocks // engine.config.max_batch]  # apart again as the engine alone has it
 
 

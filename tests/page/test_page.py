@@ -112,8 +112,7 @@ def test_it_shows_what_diagnose_finds(tmp_path):
     capture = str(ROOT / "tests/data/vllm/why_sampled.jsonl")
     told = head(exported(tmp_path, capture, "--findings", "diagnose"))["runs"][0]["findings"]
     code, printed, _ = run_here(["diagnose", capture])
-    assert told["by"] == "diagnose"
-    assert told["failed"] == (code == 1)
+    assert (told["by"], told["failed"]) == ("diagnose", code == 1)
     assert told["verdict"] in printed
     assert told["lines"]
 
@@ -279,8 +278,7 @@ def test_tables_are_those_of_export_and_parents_those_of_the_records(capture, tm
             assert (row["step"], row["request"], row["index"]) == (record.step, part.request, part.index)
             assert row["node"] == node
             assert row["depth"] == (part.tree.depth[node] if node >= 0 else 0)
-            assert row["entropy"] == notes.entropy[place]
-            assert row["top"] == notes.top[place].tolist()
+            assert (row["entropy"], row["top"]) == (notes.entropy[place], notes.top[place].tolist())
             looked = bool((notes.draft_top_p[place] > 0).any())
             assert row["draft_top"] == (notes.draft_top[place].tolist() if looked else None)
             assert row["choice_rank"] == (notes.choice_rank[place] if looked else None)

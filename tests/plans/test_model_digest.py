@@ -84,8 +84,7 @@ def test_a_file_is_hashed_once(tmp_path, cache, monkeypatch):
 
 
 def test_what_is_no_model_has_none(tmp_path):
-    assert model_digest(tmp_path / "nowhere") == ""
-    assert model_digest(tmp_path) == ""
+    assert (model_digest(tmp_path / "nowhere"), model_digest(tmp_path)) == ("", "")
     broken = write(tmp_path / "broken")
     (broken / "config.json").write_text("{")
     assert model_digest(broken) == ""

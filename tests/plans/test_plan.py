@@ -85,8 +85,7 @@ def test_costs_of_a_static_tree(plan):
     for path in paths:
         while (above := plan.shape.parent[path[-1]]) != ROOT:
             path.append(above)
-    assert plan.max_nodes == len(paths)
-    assert plan.max_depth == max(map(len, paths))
+    assert (plan.max_nodes, plan.max_depth) == (len(paths), max(map(len, paths)))
     inner = {node for path in paths for node in path[1:]}
     depths = [len(paths[node]) for node in inner]
     assert plan.fed == [depths.count(depth) for depth in range(1, max(depths, default=0) + 1)]

@@ -55,8 +55,7 @@ def test_what_an_engine_sends_is_shown_as_it_was(tiny, attached, protocol):
     receiver = attached.listening
     port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
     records = send(tiny, port, protocol, "abcabcabc", lambda records: settle(attached.viewer, len(records)))
-    assert attached.status == "attached"
-    assert attached.viewer.history.steps == records
+    assert (attached.status, attached.viewer.history.steps) == ("attached", records)
     assert attached.viewer.history.run.target
     attached.viewer.debug("break emit")
     attached.viewer.goto(0)

@@ -155,10 +155,8 @@ def test_pruning_keeps_what_may_come_behind_its_own_path():
     draft = Draft(tree, method=MethodNotes(confidence=np.linspace(0.9, 0.1, 5, dtype=np.float32)))
     context = Context("r", [9, 9], 2, SamplingParams(min_tokens=1), allowed=Allowed(V, (2,), min_tokens=1))
     left = pruned(draft, context)
-    assert left.tree.token.tolist() == [5, 2, 7]
-    assert left.tree.parent.tolist() == [ROOT, 0, 0]
-    assert left.pruned == 2
-    assert left.method.confidence.tolist() == pytest.approx([0.7, 0.3, 0.1])
+    assert (left.tree.token.tolist(), left.tree.parent.tolist()) == ([5, 2, 7], [ROOT, 0, 0])
+    assert (left.pruned, left.method.confidence.tolist()) == (2, pytest.approx([0.7, 0.3, 0.1]))
     assert pruned(draft, Context("r", [9, 9], 2, SamplingParams())) is draft
 
 

@@ -81,8 +81,7 @@ def test_one_call_with_coins_and_in_bfloat16(tmp_path):
     path = tmp_path / "one.pt"
     torch.save({name: torch.tensor(value) for name, value in (SINGLE | coins).items()}, path)
     (call,), _ = read_calls(str(path))
-    assert call.coin.tolist() == [0.5, 0.5, 0.5]
-    assert call.final_coin == 0.25
+    assert (call.coin.tolist(), call.final_coin) == ([0.5, 0.5, 0.5], 0.25)
     halved = {name: torch.tensor(value) for name, value in SINGLE.items()}
     torch.save(halved | {name: halved[name].bfloat16() for name in ("target_probs", "draft_probs")}, path)
     (call,), _ = read_calls(str(path))

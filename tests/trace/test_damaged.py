@@ -179,8 +179,7 @@ def test_an_end_without_a_start_is_told_by_the_root_span():
         lambda span: [] if span.attributes["specscope.step"] < 3 else [(span.start_ns, span.end_ns, span.attributes)]
     )
     [record] = back
-    assert record.finished[0].info.id == "r0"
-    assert record.finished[0].info.prompt == ""
+    assert (record.finished[0].info.id, record.finished[0].info.prompt) == ("r0", "")
     assert decoder.lost == 3
 
 

@@ -75,8 +75,7 @@ def test_of_any_run_a_part_is_what_was_sent_and_nothing_else(tmp_path, records, 
     path, reader = cut(tmp_path, history, [place])
     back = reader.history
     assert steps_of(back, chosen) == wanted if wanted else not back.requests[chosen].steps
-    assert back.requests.keys() == {chosen}
-    assert back.requests[chosen].end == end
+    assert (back.requests.keys(), back.requests[chosen].end) == ({chosen}, end)
     assert back.requests[chosen].info == request.info
     assert all(record.absent is not None and record.absent.engine for record in back.steps)
     for record in back.steps:

@@ -101,8 +101,7 @@ def test_the_trials_beside_a_node_are_those_of_its_siblings_and_of_the_path_to_i
     """With the same p as in the tree."""
     viewer, step, verdict = sampled()
     untried = 3
-    assert verdict.outcome[untried] == Outcome.UNTRIED
-    assert verdict.p_trial[untried] == 0
+    assert (verdict.outcome[untried], verdict.p_trial[untried]) == (Outcome.UNTRIED, 0)
     said = told(place_lines(step, verdict, 2, viewer.history.vocabulary, 100))
     assert f"  {probability(float(verdict.p[untried]))}" in said
     assert "  0\n" not in f"{said}\n"

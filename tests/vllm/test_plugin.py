@@ -263,8 +263,7 @@ def test_a_function_is_wrapped_once_and_keeps_its_name():
 
     for _ in range(2):
         wrap(Owner, "double", lambda call: call() + 1)
-    assert Owner().double(3) == 7
-    assert Owner.double.__doc__ == "Twice."
+    assert (Owner().double(3), Owner.double.__doc__) == (7, "Twice.")
 
 
 def test_what_the_plugin_says_of_another_version(tmp_path):

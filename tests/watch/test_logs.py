@@ -82,8 +82,7 @@ def test_a_line_is_worked_out_to_counts_that_give_the_same_line(made):
     assert (told.drafted, told.accepted) == (truth.drafted, truth.accepted)
     assert told.drafts is not None
     if not told.rounded:
-        assert told.drafts == truth.drafts
-        assert list(told.accepted_at) == truth.accepted_at
+        assert (told.drafts, list(told.accepted_at)) == (truth.drafts, truth.accepted_at)
     again = measure([told])
     assert again.tau == pytest.approx(truth.tau, abs=0.0101)
     if truth.accepted:
@@ -258,8 +257,7 @@ def test_the_page_and_the_log_of_the_same_requests_agree():
     for counted in (page, log):
         assert (counted.drafts, counted.drafted, counted.accepted, counted.emitted) == (71, 278, 206, 280)
         assert counted.accepted_at == [59, 54, 49, 44]
-    assert log.proposed_at[0] == 71
-    assert sum(log.proposed_at) == 278
+    assert (log.proposed_at[0], sum(log.proposed_at)) == (71, 278)
 
 
 STEP = "0.02.344.025 I slot   operator(): id  1 | task 1 | accepted  {}/ {} draft tokens"
@@ -305,8 +303,7 @@ def test_drafts_are_counted_as_they_were(drafts):
     one = measure(taken([STEP.format(*pair) for pair in drafts]))
     real = [pair for pair in drafts if pair[1]]
     assert (one.drafts, one.accepted, one.drafted) == (len(real), sum(a for a, _ in real), sum(d for _, d in real))
-    assert one.accepted == sum(one.accepted_at)
-    assert one.drafted == sum(one.proposed_at)
+    assert (one.accepted, one.drafted) == (sum(one.accepted_at), sum(one.proposed_at))
     for wrong in (STEP.format(5, 4), STEP.format(1, 9999), END.format(5, 4, "1.0")):
         with pytest.raises(UnreadableError, match="tokens accepted"):
             Log(LlamaLog, WHEN, []).take(wrong)

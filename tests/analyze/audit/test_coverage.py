@@ -314,8 +314,7 @@ def test_what_a_rejected_draft_left_in_the_state_is_found_where_it_begins(models
     assert "drafted tokens rejected earlier >= 1, at 0 of" in tops.sentence
     monkeypatch.undo()
     diagnosis = examine(history, "run.jsonl", models[2])
-    assert diagnosis.faults[0].cause.label == "target_kv"
-    assert diagnosis.left_out == ()
+    assert (diagnosis.faults[0].cause.label, diagnosis.left_out) == ("target_kv", ())
 
 
 def test_an_audit_that_judged_nothing_is_not_among_what_found_no_fault(models, recorded, monkeypatch):

@@ -101,8 +101,7 @@ def test_a_parting_shows_p_q_coin_and_margin_of_both(plain):
     for one, half in ((plain, parting.a), (other, parting.b)):
         part, first = one.columns.parts[half.row], half.decisions[0]
         assert (first.node, first.token, first.coin) == (0, part.tree.token[0], part.verdict.coin[0])
-        assert first.p == pytest.approx(part.verdict.p[0])
-        assert first.q == pytest.approx(part.tree.q[0])
+        assert (first.p, first.q) == (pytest.approx(part.verdict.p[0]), pytest.approx(part.tree.q[0]))
         assert first.margin == pytest.approx(part.verdict.margin[0], rel=1e-6)
     assert {half.decisions[0].what for half in (parting.a, parting.b)} == {"accepted", "rejected"}
 

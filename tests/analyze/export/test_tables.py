@@ -149,8 +149,7 @@ def test_the_page_names_every_column(tmp_path):
     export([str(TRACES / "planted.jsonl")], str(tmp_path))
     for name, schema in SCHEMAS.items():
         kept = pq.read_schema(tmp_path / f"{name}.parquet")
-        assert kept.metadata[b"specscope.table"] == name.encode()
-        assert kept.names == schema.names
+        assert (kept.metadata[b"specscope.table"], kept.names) == (name.encode(), schema.names)
         shared = {"run", "capture"} if name in ("runs", "requests", "tokens", "intervals") else told["Every row"]
         assert set(kept.names) - shared <= told[name], name
 

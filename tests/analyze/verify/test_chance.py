@@ -153,8 +153,7 @@ def test_an_interval_or_a_coin_that_is_anothers_is_seen(runs):
         assert failed(edited(runs["sampled"], beside)) == ["draft coins in their intervals"]
     nudged = of(with_coins, notes__coin=lambda p: put(p.notes.coin, 0, p.notes.low[0] + 1e-3 * p.tree.q[0]))
     found = edited(runs["sampled"], nudged)
-    assert failed(found) == ["draft coins"]
-    assert check(found, "draft coins").failed == 1
+    assert (failed(found), check(found, "draft coins").failed) == (["draft coins"], 1)
 
 
 AGAIN = {  # faults in the coins of drafts: what fails for certain, and whose coins they look like

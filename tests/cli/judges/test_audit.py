@@ -54,8 +54,7 @@ def test_a_head_in_training_beside_its_serving(headed, tmp_path):
     done = specscope("diagnose", headed, "--trainer", HEAD, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["captures"][0]["stages"]["audit"]
-    assert found["exit"] == 0
-    assert found["differences"] == []
+    assert (found["exit"], found["differences"]) == (0, [])
     assert found["tensors"] > 10
     other = head_copy(tmp_path / "trainer", {"rope_theta": 300.0})
     done = specscope("diagnose", headed, "--trainer", other)

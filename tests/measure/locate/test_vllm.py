@@ -47,8 +47,7 @@ def test_the_job_is_the_captures_own_configuration_in_float32():
     assert job["speculation"] == {"method": "eagle3", "num_speculative_tokens": 3, "draft_sample_method": "greedy"} | {
         "model": "/models/head"
     }
-    assert job["engine"]["dtype"] == "float32"
-    assert job["engine"]["max_num_batched_tokens"] == 48
+    assert (job["engine"]["dtype"], job["engine"]["max_num_batched_tokens"]) == ("float32", 48)
     (request,) = job["requests"]
     assert (request["prompt"], request["tokens"], request["seeded"]) == ([5, 6], 2, True)
     values = arguments_of(request)
@@ -218,8 +217,7 @@ def test_a_cache_that_was_spoilt_is_located_where_it_is_read(model, tmp_path):
         runner.model.model.layers[2].self_attn.attn.kv_cache[5, :3] = 0.5
 
     first, *_ = walked(model, tmp_path, between=spoil).located()
-    assert first.operation.name == "layers.2.self_attn.keys read"
-    assert first.where.index == 3
+    assert (first.operation.name, first.where.index) == ("layers.2.self_attn.keys read", 3)
 
 
 @pytest.mark.parametrize(

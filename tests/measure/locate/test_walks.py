@@ -168,8 +168,7 @@ def test_nothing_is_located_in_a_run_of_bfloat16(drafter, monkeypatch):
     """The walk is in float32: other trees come out of it than were recorded."""
     monkeypatch.setitem(DRAFTERS, drafter, {**DRAFTERS[drafter], "dtype": "bfloat16"})
     path = capture(Setting(drafter, WARM, requests=2, tokens=60))
-    assert read_capture(path).history.run.dtype == "bfloat16"
-    assert walk_of(path, drafter).located == ()
+    assert (read_capture(path).history.run.dtype, walk_of(path, drafter).located) == ("bfloat16", ())
 
 
 # DFlash heads, and a target's own modules

@@ -35,8 +35,7 @@ def test_the_notes_say_that_it_was_one_pass(tmp_path, deep):
     engine.subscribe(records.append, lossless=True)
     results = engine.generate(PROMPTS[:2], params())
     engine.close()
-    assert engine.run_info.drafter == "dflash"
-    assert engine.run_info.aux_layers == ("2", "4", "5")
+    assert (engine.run_info.drafter, engine.run_info.aux_layers) == ("dflash", ("2", "4", "5"))
     for record in records:
         assert [p.name for p in record.passes] == ["pass 1"] * any(len(part.tree) for part in record.requests)
     for result in results:

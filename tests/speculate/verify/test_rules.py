@@ -252,8 +252,7 @@ def test_a_verifier_on_the_device_judges_these_rules_on_the_host(rule, temperatu
         verdict, notes = judged(backend, context, Draft(tree), logits.to(where), rule)
         assert verdict.rule == rule
         found.append((verdict.path.tolist(), verdict.token, notes.final_entropy))
-    assert found[0][:2] == found[1][:2]
-    assert found[0][2] == pytest.approx(found[1][2], abs=1e-4)
+    assert (found[0][:2], found[0][2]) == (found[1][:2], pytest.approx(found[1][2], abs=1e-4))
 
 
 class OnDevice(torch.Tensor):

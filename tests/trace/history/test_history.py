@@ -139,8 +139,7 @@ def test_the_length_without_steps_whose_output_lies_in_loops():
     both = chain(2, (6, 8, 8), 1)  # 6, then 8 which begins the loop: it is counted
     found = [loops_of([*novel, both, *loop]), loops_of(novel)]
     assert [(one.tokens, one.looped) for one in found] == [(17, 13), (3, 0)]
-    assert found[0].share == 13 / 17
-    assert found[0].rest == measure([*novel, both])
+    assert (found[0].share, found[0].rest) == (13 / 17, measure([*novel, both]))
     assert found[0].rest.tau == 1 + 2 / 3
     whole = together(found)
     assert (whole.tokens, whole.looped, whole.rest.drafts) == (20, 13, 5)

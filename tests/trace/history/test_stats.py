@@ -30,27 +30,23 @@ def chain(depth, accepted):
 
 def test_figures_of_three_chains():
     figures = measure([chain(3, 3), chain(3, 1), chain(2, 0)])
-    assert figures.tau == pytest.approx(1 + 4 / 3)
-    assert figures.rate == pytest.approx(4 / 8)
+    assert (figures.tau, figures.rate) == (pytest.approx(1 + 4 / 3), pytest.approx(4 / 8))
     assert figures.per_position == pytest.approx([2 / 3, 1 / 3, 1 / 3])
     assert figures.per_position_corrected == pytest.approx([2 / 3, 1 / 3, 1 / 2])
-    assert figures.conditional == pytest.approx([2 / 3, 1 / 2, 1])
-    assert figures.counts == [3, 2, 1, 1]
+    assert (figures.conditional, figures.counts) == (pytest.approx([2 / 3, 1 / 2, 1]), [3, 2, 1, 1])
     assert figures.kinds == {FinalKind.BONUS: 1, FinalKind.RECOVERED: 2}
 
 
 def test_trees_count_nodes_and_depth():
     figures = measure(p for record in records() for p in record.requests)
     assert (figures.steps, figures.drafts, figures.drafted, figures.accepted) == (3, 2, 5, 3)
-    assert figures.depth_rate == pytest.approx(3 / 4)
-    assert figures.emitted == 6
+    assert (figures.depth_rate, figures.emitted) == (pytest.approx(3 / 4), 6)
 
 
 def test_an_accepted_leaf_above_the_deepest_node_is_no_trial_below_it():
     tree = DraftTree.build([1, 2, 3], [ROOT, ROOT, 0])
     figures = measure([part(0, tree, verdict(tree, [2, 1, 0], [1], 9, FinalKind.BONUS), 2)])
-    assert figures.conditional == [1.0, None]
-    assert figures.per_position_corrected == [1.0, 0.0]
+    assert (figures.conditional, figures.per_position_corrected) == ([1.0, None], [1.0, 0.0])
 
 
 def test_a_depth_that_no_draft_proposed_has_no_rate():

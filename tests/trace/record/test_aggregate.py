@@ -81,8 +81,7 @@ def test_a_damaged_interval_is_left_out_and_named(changes, why):
 
 def test_figures_of_intervals():
     sums = measure([TOLD, Aggregate("x", drafts=57, drafted=171, accepted=0, accepted_at=(0, 0, 0))])
-    assert sums.tau == pytest.approx(1 + 50 / 200)
-    assert sums.rate == pytest.approx(50 / 600)
+    assert (sums.tau, sums.rate) == (pytest.approx(1 + 50 / 200), pytest.approx(50 / 600))
     assert sums.per_position == pytest.approx([0.2, 0.04, 0.01])
     assert sums.per_position_corrected == [None, None, None]  # the second does not tell how long its drafts were
     assert sums.conditional == [None, None, None]
@@ -120,8 +119,7 @@ def test_what_is_taken_back_was_never_there(told, data):
     assert merged == sums
     assert history.acceptance_at(keep - 1, None) == plain
     history.truncate(keep)
-    assert history.acceptance == plain
-    assert history.acceptance.to_dict() == plain.to_dict()
+    assert (history.acceptance, history.acceptance.to_dict()) == (plain, plain.to_dict())
     history.keep_last(0)
     assert not history.counts_only
 

@@ -35,8 +35,7 @@ def test_whatever_is_packed_is_read_back(tokens, shuffled, chance):
 
 def test_draft_ids():
     run = dataclasses.replace(RUN, draft_vocab=3, draft_tokens=pack([7, 9, 30]))
-    assert run_info(resource_attributes(run)) == run
-    assert draft_tokens(run).tolist() == [7, 9, 30]
+    assert (run_info(resource_attributes(run)), draft_tokens(run).tolist()) == (run, [7, 9, 30])
     assert [draft_id(run, token) for token in (9, 30, 8)] == [1, 2, None]
     whole = dataclasses.replace(RUN, draft_tokens="")
     assert draft_tokens(whole) is None

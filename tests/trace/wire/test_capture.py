@@ -384,8 +384,7 @@ def test_what_ended_long_ago_is_forgotten(monkeypatch):
     engine, sampler = FakeEngine(), Sampler(RUN.run_id, 0.5)
     for _ in range(9):
         sampler(engine.step([("", {})], [(0, FinishReason.EOS)], [LONG]))
-    assert list(sampler._decided) == ["r6", "r7", "r8"]
-    assert sampler.kept.total() + sampler.left_out == 9
+    assert (list(sampler._decided), sampler.kept.total() + sampler.left_out) == (["r6", "r7", "r8"], 9)
 
 
 def test_intervals_of_an_engine_that_tells_counts_go_on():

@@ -44,8 +44,7 @@ def test_a_wrapped_capture_is_read_as_the_capture(how, tmp_path):
     plain_file.write_bytes(WRAPPINGS["lines"](lines))
     file.write_bytes(WRAPPINGS[how](lines))
     sent, back = read_capture(plain_file), read_capture(file)
-    assert back.warnings == []
-    assert back.history.run == sent.history.run
+    assert (back.warnings, back.history.run) == ([], sent.history.run)
     assert len(back.history.steps) == len(sent.history.steps) == 11
     for ours, theirs in zip(back.history.steps, sent.history.steps, strict=True):
         assert ours.requests == theirs.requests
