@@ -16,17 +16,20 @@ from specscope.model.places import Backend
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import LogitRows, TargetRows
 from specscope.speculate.verify import batch as inputs
-from specscope.speculate.verify import distribution, host, match, traversal
+from specscope.speculate.verify import host, match, traversal
 from specscope.speculate.verify.distribution import Residual
 from specscope.speculate.verify.verifier import Verifier, on_device
 from specscope.testing import enumeration
-from specscope.testing.enumeration import by_coins, chance_drawn, conditional, total_variation
+from specscope.testing.enumeration import by_coins, conditional, total_variation
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, ROUNDING, STANDARD, TRAVERSAL
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.tree_shape import parse_tree
+from tests.analyze.locate.planted import q_doubled_where_late
 from tests.engines import DRAFTERS, PROMPTS
+from tests.faults.fault import replaced
+from tests.faults.planted import trials
 from tests.kernels import DEVICE
 from tests.speculate.verify.enumeration import SHAPES, batch_of, dense, random_input
 
@@ -124,37 +127,27 @@ def pruned(tree, q):
     return DraftTree.build([tree.token[kept]], [ROOT], drawn=Drawn.WITHOUT_REPLACEMENT)
 
 
-def top_k(q, tokens, drawn):
-    return chance_drawn(q, tokens, Drawn.DETERMINISTIC)
+@replaced(enumeration, "chance_drawn")
+def as_top_k(right, q, tokens, drawn):
+    """Sampled drafts are taken for the likeliest ones."""
+    return right(q, tokens, Drawn.DETERMINISTIC)
 
 
-def not_divided(self, token, q, scale=1.0):
-    left = (self.row - q).clamp(min=0)
-    return (Residual(left) if left.any() else self), float(left.sum())
-
-
-def zeroed(q, token):
-    return q.scatter(0, torch.tensor([token]), 0)
-
-
-MISTAKES = {  # what is wrong, in drafting or in the rule
-    "a ratio test of deterministic drafts": (enumeration, "chance_drawn", top_k),
-    "the residual is not renormalised": (Residual, "reject", not_divided),
-    "q is not renormalised": (distribution, "without", zeroed),
-    "q keeps a rejected sibling": (distribution, "without", lambda q, token: q),
-    "the residual is forgotten": (Residual, "reject", lambda self, token, q, scale=1.0: (self, 1.0)),
-    "siblings are sorted by q": sorted_siblings,
-    "a sampled sibling is pruned": pruned,
+MISTAKES = {  # in drafting or in the rule
+    "a ratio test of deterministic drafts": as_top_k,
+    "the residual is not renormalised": trials.tried(reject=trials.as_it_is),
+    "q is not renormalised": trials.not_divided,
+    "q keeps a rejected sibling": q_doubled_where_late,
+    "the residual is forgotten": trials.tried(reject=trials.unchanged),
 }
+REARRANGED = {"siblings are sorted by q": sorted_siblings, "a sampled sibling is pruned": pruned}
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", [*MISTAKES, *REARRANGED])
 def test_mistakes_in_drafting_and_of_the_standard_rule_are_caught(monkeypatch, name):
-    mistake, how = MISTAKES[name], {}
-    if callable(mistake):
-        how["rearrange"] = mistake
-    else:
-        monkeypatch.setattr(*mistake)
+    if name in MISTAKES:
+        MISTAKES[name](monkeypatch, None)
+    how = {"rearrange": REARRANGED[name]} if name in REARRANGED else {}
     assert max(worst(shape, 5, Drawn.WITHOUT_REPLACEMENT, standard, **how) for shape in ("2x1", "3x1")) > 0.05
 
 
