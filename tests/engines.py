@@ -33,6 +33,19 @@ LIKE_ANOTHER += ("eagle-1",)
 SMALL = 9  # blocks: with a few requests somebody is preempted
 
 
+def tiny_engine(target, **how):
+    """An engine over a tiny model: in float32, with little KV and one thread."""
+    return Engine(**{"target": str(target), "dtype": "float32", "kv_memory": 0.01, "threads": 1, **how})
+
+
+def run_all(engine, most=10**6):
+    """The records of so many steps, or up to the end."""
+    records = []
+    while engine.busy and len(records) < most:
+        records.append(engine.step())
+    return records
+
+
 def each_drafter(names):
     """The names as parameters of a test that takes long."""
     return [pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ()) for name in names]
@@ -46,15 +59,7 @@ def build_engines(target, folder):
     for name, how in DRAFTERS.items():
         head = heads.get(name.split()[0])
         extra = {} if head is None else {"draft_model": str(head)}
-        made[name] = Engine(
-            target=str(targets.get(name, target)),
-            dtype="float32",
-            kv_memory=0.01,
-            max_batch=3,
-            max_step_tokens=24,
-            **how,
-            **extra,
-        )
+        made[name] = tiny_engine(targets.get(name, target), max_batch=3, max_step_tokens=24, **how, **extra)
     return made
 
 

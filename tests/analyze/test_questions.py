@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope import Engine, SamplingParams
 from specscope.analyze import conditions, tables
 from specscope.analyze.conditions import find, log_fisher, rarest
 from specscope.analyze.facts import facts_table
@@ -24,10 +23,12 @@ from specscope.trace.record.records import Outcome, Preceded
 from specscope.trace.record.tree import ROOT, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
+from tests.analyze.audit.runs import run
 from tests.analyze.edits import TRACES, sample
 from tests.analyze.histories import decode, noted, run_of
 from tests.analyze.synthetic import Synthetic
 from tests.analyze.texts import page
+from tests.engines import tiny_engine
 
 T = 77  # the final token
 DRAFT = {"draft_top": [[5, 6, 7, 8]], "draft_top_p": [[0.4, 0.3, 0.2, 0.1]]}
@@ -267,24 +268,10 @@ TREE = "top:[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"
 @pytest.fixture(scope="module")
 def history(tiny):
     """Three requests, of which one is preempted; one prompt comes in chunks."""
-    engine = Engine(
-        target=str(tiny),
-        drafter="draft_model",
-        draft_model=str(tiny),
-        tree=TREE,
-        dtype="float32",
-        kv_memory=0.01,
-        max_batch=3,
-        max_step_tokens=24,
-    )
+    how = {"drafter": "draft_model", "draft_model": str(tiny), "tree": TREE, "max_batch": 3, "max_step_tokens": 24}
+    engine = tiny_engine(tiny, **how)
     engine.runner.cache.pool.__init__(9)
-    found = History(engine.run_info, engine.vocabulary)
-    for at, prompt in enumerate(["abc " * 12, "hello hello", "the cat sat"]):
-        params = SamplingParams(max_tokens=30, temperature=0.3, seed=at, ignore_eos=True)
-        engine.add(prompt, params, labels={"kind": "even" if at % 2 == 0 else "odd"})
-    while engine.busy:
-        found.append(engine.step())
-    return found
+    return run(engine, {"temperature": 0.3}, 30, ["abc " * 12, "hello hello", "the cat sat"])
 
 
 def items(history, nodes):

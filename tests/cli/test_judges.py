@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from specscope import Engine
 from specscope.analyze.why import Typical
 from specscope.cli import captures
 from specscope.debug.commands import Commands
@@ -19,6 +18,7 @@ from specscope.errors import UserError
 from specscope.measure.judges import audit_options, engine_config_of
 from specscope.trace.history.history import History
 from specscope.trace.wire.reading import read_capture
+from tests.engines import tiny_engine
 from tests.faults.settings import Setting, record
 from tests.heads import head_tensors, write_head
 from tests.support.commands import run_here, specscope
@@ -38,7 +38,7 @@ def head(tmp_path):
 
 
 def run_of(target, **config):
-    return Engine(target=str(target), dtype="float32", kv_memory=0.01, threads=1, **config).run_info
+    return tiny_engine(target, **config).run_info
 
 
 @pytest.fixture(scope="module")

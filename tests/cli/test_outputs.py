@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.errors import UserError
 from specscope.speculate.structured import compiler
 from specscope.trace.record.vocabulary import Vocabulary
@@ -19,6 +19,7 @@ from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from specscope.whole_file import write_whole
+from tests.engines import tiny_engine
 from tests.processes import free_port, room_for
 from tests.support.commands import run_here, specscope
 from tests.support.samples import PLANTED
@@ -47,7 +48,7 @@ def capture(tmp_path, tiny):
 
 @pytest.fixture(scope="module")
 def engine(tiny):
-    return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", tree="3", max_batch=2)
+    return tiny_engine(tiny, drafter="ngram", tree="3", max_batch=2)
 
 
 FAILS = {
@@ -214,7 +215,7 @@ def test_a_capture_that_is_deleted_or_replaced_during_the_run_is_said(happens, t
 def test_requests_that_the_engine_has_not_ended_are_ended_in_the_capture(steps, tmp_path, tiny):
     """It failed, was killed, or a step takes too long: the file is closed as it is, and what comes then is dropped."""
     path = tmp_path / "new.jsonl"
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", tree="3", max_batch=2)
+    engine = tiny_engine(tiny, drafter="ngram", tree="3", max_batch=2)
     for _ in range(3):
         engine.add("abcabcabc", SamplingParams(max_tokens=40, ignore_eos=True))
     options = OutputOptions(str(path), None, None, SpanLevel.TREES, None, True)

@@ -6,19 +6,20 @@ from contextlib import nullcontext
 
 import pytest
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.debug.command_table import COMMANDS, find
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.live.local import commands_over
 from specscope.trace.history.history import History
+from tests.engines import tiny_engine
 
 HOW = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}
 
 
 def live(tiny, **more):
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, **{**HOW, **more})
+    engine = tiny_engine(tiny, kv_memory=0.02, **{**HOW, **more})
     commands = commands_over(engine)
     for seed, prompt in enumerate(["abcabcab", "the cat sat on the", "x y x y"]):
         engine.add(prompt, SamplingParams(max_tokens=14, temperature=0.8, seed=seed, ignore_eos=True))
@@ -276,7 +277,7 @@ def test_breakpoints_are_deleted_by_number_or_by_their_event_as_in_gdb(capture):
 
 
 def test_at_temperature_0_there_is_a_choice_and_no_coin(tiny):
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, evidence="lean", **HOW)
+    engine = tiny_engine(tiny, kv_memory=0.02, evidence="lean", **HOW)
     commands = commands_over(engine)
     engine.add("abcabcab", SamplingParams(max_tokens=24, ignore_eos=True))
     commands.run("break reject if kind == 'recovered' and p_tried == 0")

@@ -7,13 +7,13 @@ from specscope.debug.breakpoints import Breakpoints, EventKind, events
 from specscope.debug.session import Session
 from specscope.debug.show import stop_text, why_text
 from specscope.debug.viewer import Viewer
-from specscope.engine.engine import Engine
 from specscope.live.local import commands_over
 from specscope.trace.history.conditions import Expression
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.words import NODE
+from tests.engines import tiny_engine
 from tests.trace.samples import records
 
 
@@ -124,7 +124,7 @@ def test_goto_start_of_a_screen_searches_the_first_step_too_and_moving_it_moves_
 @pytest.fixture(scope="module")
 def run(deep):
     how = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}
-    engine = Engine(target=str(deep), dtype="float32", kv_memory=0.01, **how)
+    engine = tiny_engine(deep, **how)
     session = commands_over(engine).session
     for seed in range(6):
         engine.add("abcabcabcab", SamplingParams(temperature=1.5, max_tokens=24, seed=seed, ignore_eos=True))

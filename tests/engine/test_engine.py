@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.engine.build import warm_up
 from specscope.engine.scheduler import SpeculationGate
 from specscope.errors import UserError
 from specscope.kernels import launch
 from specscope.trace.record.records import FinishReason
-from tests.engine.test_reads import RUNS, run
-from tests.engines import PROMPTS
+from tests.engine.test_reads import RUNS
+from tests.engines import PROMPTS, run_all, tiny_engine
 from tests.kernels.variants import H100, watched
 
 
 @pytest.fixture(scope="module")
 def plain(tiny):
-    return lambda **how: Engine(target=str(tiny), dtype="float32", kv_memory=0.01, **how)
+    return lambda **how: tiny_engine(tiny, **how)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_it_goes_off_under_load_and_says_why(make, engines, name):
     engine = make(name, disable_above=1)
     for i, prompt in enumerate(PROMPTS):
         engine.add(prompt, SamplingParams(max_tokens=20, seed=i, ignore_eos=True))
-    records = run(engine)
+    records = run_all(engine)
     ends = {end.info.id: end.output.tolist() for record in records for end in record.finished}
     plain = engines["none"].generate(PROMPTS, SamplingParams(max_tokens=20, ignore_eos=True))
     assert [ends[f"r{i}"] for i in range(len(PROMPTS))] == [result.token_ids for result in plain]

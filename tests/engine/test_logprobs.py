@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from specscope import Engine, SamplingParams
-from tests.engines import DRAFTERS, PROMPTS, each_drafter
+from specscope import SamplingParams
+from tests.engines import DRAFTERS, PROMPTS, each_drafter, tiny_engine
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def run(*words):
 
 @pytest.mark.parametrize("version", ["this version", pytest.param("another version", marks=pytest.mark.slow)])
 def test_a_lean_start_gives_the_same_tokens(tiny, version):
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, threads=1)
+    engine = tiny_engine(tiny, threads=1)
     (wanted,) = engine.generate(["abcabc"], SamplingParams(max_tokens=12, ignore_eos=True))
     engine.close()
     done = run("-c", START, tiny, version, *HEAVY)

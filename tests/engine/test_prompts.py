@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from specscope import Engine
 from specscope.engine import chat_template
 from specscope.engine.prompts import PLACEHOLDER, PromptSpec, prompt_specs, read_prompts, read_template
 from specscope.errors import UserError
 from specscope.trace.record.params import SamplingParams
+from tests.engines import tiny_engine
 
 PARAMS = SamplingParams(seed=10)
 GIVEN = PromptSpec("", PARAMS)
@@ -262,7 +262,7 @@ OFF = {"enable_thinking": False}
 
 @pytest.fixture(scope="module")
 def engine(tiny):
-    return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="none", threads=1)
+    return tiny_engine(tiny, drafter="none", threads=1)
 
 
 def test_they_change_the_prompt_and_are_a_label(engine):

@@ -20,7 +20,7 @@ from specscope.errors import UserError
 from specscope.speculate import sampling
 from specscope.trace.record.records import FinishReason
 from tests.engine.test_invariances import timeless
-from tests.engines import PROMPTS
+from tests.engines import PROMPTS, run_all
 from tests.waiting import HANG_SECONDS, until
 
 HOME = str(Path(specscope.__file__).parent)
@@ -118,13 +118,6 @@ def fill(engine, tokens=24):
         engine.add(prompt, SamplingParams(max_tokens=tokens, seed=i, ignore_eos=True, temperature=0.9 * (i % 2)))
 
 
-def run(engine):
-    records = []
-    while engine.busy:
-        records.append(engine.step())
-    return records
-
-
 def test_the_next_step_runs_while_one_is_accounted_for(make):
     engine = make("eagle", async_scheduling=True)
     engine.subscribe(lambda record: None)
@@ -142,7 +135,7 @@ def test_the_next_step_runs_while_one_is_accounted_for(make):
         return account(*args)
 
     engine.pipeline._job, engine.pipeline._account = note, wait
-    records = run(engine)
+    records = run_all(engine)
     engine.close()
     for one, after in pairwise(records):
         assert one.flight.launched_ns < one.flight.read_ns < one.flight.committed_ns
@@ -193,13 +186,13 @@ def test_what_was_launched_is_drained_before_a_debugger_looks(make):
     assert [record.step for record in published] == [seen[-1] + 1]
     assert not engine.pipeline.flying
     before = engine.steps
-    rest = run(engine)
+    rest = run_all(engine)
     assert rest[0].step == before
     assert all(record.flight is None for record in rest)
     with pytest.raises(UserError, match="cannot go back to"):
         engine.rewind(before - 1)
     engine.rewind(before)
-    assert [timeless(one) for one in run(engine)] == [timeless(one) for one in rest]
+    assert [timeless(one) for one in run_all(engine)] == [timeless(one) for one in rest]
     engine.close()
 
 
@@ -217,7 +210,7 @@ def test_a_step_that_fails_is_the_callers_to_know(make, monkeypatch):
 
     monkeypatch.setattr(engine.runner, "forward_with_features", fail)
     with pytest.raises(ValueError, match="the device is gone"):
-        run(engine)
+        run_all(engine)
     with pytest.raises(ValueError, match="the device is gone"):
         engine.step()
     engine.close()
@@ -244,7 +237,7 @@ def test_each_thread_that_runs_a_phase_uses_the_engines_device(make, monkeypatch
     monkeypatch.setitem(engine.phases.run, "forward", watched)
     engine.phases.device = torch.device("cuda", 1)
     fill(engine, 4)
-    run(engine)
+    run_all(engine)
     assert set(entered) == {("specscope-steps_0", torch.device("cuda", 1))}
     engine.close()
     engine.keep_timeline()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.errors import UserError
-from tests.engines import HEAD, pressed
+from tests.engines import HEAD, pressed, run_all, tiny_engine
 from tests.heads import head_tensors, write_head
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, ignore_eos=True)
@@ -13,7 +13,7 @@ MANY = 64
 
 def make(target, **how):
     how = {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:24"} | how
-    return Engine(target=str(target), dtype="float32", kv_memory=0.05, max_batch=MANY, **how)
+    return tiny_engine(target, kv_memory=0.05, max_batch=MANY, **how)
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +29,6 @@ def eagle(deep, tmp_path_factory):
 
 def add(engine, count, params=PARAMS, prompt="abcabc {}"):
     return [engine.add(prompt.format(i), params) for i in range(count)]
-
-
-def run(engine, steps=1000):
-    """The records of so many steps, or up to the end."""
-    records = []
-    while engine.busy and len(records) < steps:
-        records.append(engine.step())
-    return records
 
 
 def longest_waits(engine, records):
@@ -61,7 +53,7 @@ def longest_waits(engine, records):
 def test_every_request_makes_progress_and_none_holds_kv_without_its_turn(drafting, prompt):
     """64 trees of 24 nodes are more than three steps of 512 tokens."""
     names = add(drafting, MANY, SamplingParams(max_tokens=90, ignore_eos=True), prompt)
-    records = run(drafting, 45)
+    records = run_all(drafting, 45)
     begun = {part.request for record in records for part in record.requests if part.emitted}
     assert begun == set(names)
     assert drafting.scheduler.running
@@ -70,7 +62,7 @@ def test_every_request_makes_progress_and_none_holds_kv_without_its_turn(draftin
     assert all(len(each) >= 20 for each in served)
     assert set.union(*served) >= set(drafting.requests)  # 64 * 25 / 512, rounded up
     drafting.cancel_all()
-    assert max(longest_waits(drafting, records + run(drafting)).values()) <= 5
+    assert max(longest_waits(drafting, records + run_all(drafting)).values()) <= 5
     assert drafting.runner.cache.pool.used == 0
 
 
@@ -80,20 +72,20 @@ def test_a_prompt_gets_its_turn_beside_decoding_requests(drafting):
     while drafting.scheduler.waiting:
         drafting.step()
     late = drafting.add("x" * 300, PARAMS)
-    records = run(drafting, 12)
+    records = run_all(drafting, 12)
     assert any(part.request == late and part.emitted for record in records for part in record.requests)
     drafting.cancel_all()
-    assert max(longest_waits(drafting, records + run(drafting)).values()) <= 4
+    assert max(longest_waits(drafting, records + run_all(drafting)).values()) <= 4
 
 
 def test_what_cannot_draft_is_charged_its_feed_alone(eagle):
     """A head drafts nothing right after the prompt: all 64 run at once."""
     add(eagle, MANY, prompt="ab {}")
-    (record,) = run(eagle, 1)
+    (record,) = run_all(eagle, 1)
     assert len(record.requests) == MANY
     assert record.blocks_used == MANY
     eagle.cancel_all()
-    run(eagle)
+    run_all(eagle)
 
 
 def test_the_charge_is_never_less_than_the_draft(tiny, drafting, eagle):

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
+from tests.engines import tiny_engine
 from tests.faults.fault import now_and_then
 from tests.faults.models import BLOCK, DRAFT, HEAD, TARGET, story, tokens_of, with_modules
 
@@ -62,14 +63,8 @@ class Setting:
     def engine(self):
         """A new one."""
         how = {key: value for key, value in DRAFTERS[self.drafter].items() if key != "modules"}
-        engine = Engine(
-            target=str(self.target),
-            kv_memory=0.02,
-            max_batch=self.batch,
-            max_step_tokens=self.step_tokens,
-            threads=1,
-            **{"dtype": "float32", **how},
-        )
+        sizes = {"max_batch": self.batch, "max_step_tokens": self.step_tokens}
+        engine = tiny_engine(self.target, kv_memory=0.02, **sizes, **how)
         if self.blocks is not None:
             engine.runner.cache.pool.__init__(self.blocks)  # type: ignore[misc]
         return engine

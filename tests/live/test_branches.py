@@ -28,7 +28,7 @@ from specscope.trace.record.rules import MATCH, STANDARD
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
-from tests.engines import DRAFTERS, PROMPTS, SMALL, fresh
+from tests.engines import DRAFTERS, PROMPTS, SMALL, fresh, tiny_engine
 from tests.heads import head_tensors, write_head
 from tests.speculate.verify.enumeration import batch_of, dense
 from tests.support.commands import run_here
@@ -38,7 +38,7 @@ HOW = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), 
 
 @pytest.fixture
 def engine(tiny):
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, **HOW)
+    engine = tiny_engine(tiny, kv_memory=0.02, **HOW)
     for seed, prompt in enumerate(["abcabcab", "the cat sat on the"]):
         engine.add(prompt, SamplingParams(max_tokens=40, temperature=0.8, seed=seed, ignore_eos=True))
     return engine
@@ -48,7 +48,7 @@ def engine(tiny):
 def eagle(deep, tmp_path):
     head = write_head(tmp_path / "head", head_tensors())
     how = {"drafter": "eagle", "draft_model": str(head), "tree": "dynamic:6,depth=3,top=3"}
-    engine = Engine(target=str(deep), dtype="float32", kv_memory=0.02, **how)
+    engine = tiny_engine(deep, kv_memory=0.02, **how)
     engine.add("the cat sat on the", SamplingParams(max_tokens=20, ignore_eos=True))
     return engine
 
@@ -170,7 +170,7 @@ def test_the_drafter_is_seen_in_a_dynamic_greedy_tree_and_forks_leave_no_hooks_a
 
 def test_a_fork_that_runs_out_of_blocks_says_so_and_keeps_none(tiny):
     """Issue 12, item 3."""
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, drafter="none")
+    engine = tiny_engine(tiny, kv_memory=0.02, drafter="none")
     engine.runner.cache.pool.__init__(4)
     engine.add("abcabcab", SamplingParams(max_tokens=50, ignore_eos=True))
     commands = commands_over(engine)

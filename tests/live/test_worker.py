@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.debug.answers import Answer, StopReason
 from specscope.debug.session import Session
 from specscope.debug.show import stop_text
@@ -21,6 +21,7 @@ from specscope.live.client import Worker
 from specscope.live.local import commands_over
 from specscope.live.server import _Server
 from specscope.live.start import SPINS, WAITING_NAMES, Stages, spare_processors
+from tests.engines import tiny_engine
 from tests.waiting import HANG_SECONDS, until
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -193,7 +194,7 @@ def test_what_libraries_print_is_kept_off_the_screens_terminal(tiny, tmp_path, m
 
 
 def test_the_workers_loop_runs_on_the_stepper_and_not_on_the_session(tiny, monkeypatch):
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="none")
+    engine = tiny_engine(tiny, drafter="none")
     engine.add("abc", SamplingParams(max_tokens=20, ignore_eos=True))
     sent = []
     commands = commands_over(engine)

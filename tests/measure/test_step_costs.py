@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.analyze.findings import Exit
 from specscope.measure import step_costs
 from specscope.measure.step_costs import Lane, in_turn, lanes, measure_costs
 from specscope.measure.tune import measure_trees
 from specscope.trace.history.stats import measure
+from tests.engines import tiny_engine
 from tests.faults.models import HEAD, TARGET, story
 from tests.heads import head_tensors, write_parallel_head
 from tests.measure.head_runs import compared, head_copy, served
@@ -26,9 +27,7 @@ WORK = [(story(900 + i, 50), replace(PARAMS, seed=i)) for i in range(4)]
 
 @pytest.fixture(scope="module")
 def eagle():
-    return Engine(
-        target=str(TARGET), dtype="float32", kv_memory=0.05, max_batch=2, drafter="eagle", draft_model=str(HEAD)
-    )
+    return tiny_engine(TARGET, kv_memory=0.05, max_batch=2, drafter="eagle", draft_model=str(HEAD))
 
 
 def test_costs_of_a_drafter_that_is_a_model(eagle, monkeypatch):
@@ -50,7 +49,7 @@ def test_costs_of_a_drafter_that_is_a_model(eagle, monkeypatch):
 
 def test_costs_of_prompt_lookup_are_rows_alone(monkeypatch):
     monkeypatch.setattr(step_costs, "SECONDS", 0.0)
-    one = Engine(target=str(TARGET), dtype="float32", kv_memory=0.05, drafter="ngram", tree="3x4")
+    one = tiny_engine(TARGET, kv_memory=0.05, drafter="ngram", tree="3x4")
     costs = measure_costs(one, WORK, 1, 8, lambda *_: None)
     assert [point.rows for point in costs.step[1:]] == [nodes + 1 for nodes in step_costs.SIZES]
     assert costs.first == costs.passes == ()
@@ -72,7 +71,7 @@ def test_a_tree_is_measured_as_it_runs(eagle, monkeypatch):
     tree = "dynamic:4,depth=2,top=3"
     trees = {"plain": step_costs.PLAIN, tree: {"tree": tree}}
     found, costs = measure_trees(eagle, trees, WORK, 1, WORK, 8)
-    own = Engine(target=str(TARGET), dtype="float32", kv_memory=0.05, drafter="eagle", draft_model=str(HEAD), tree=tree)
+    own = tiny_engine(TARGET, kv_memory=0.05, drafter="eagle", draft_model=str(HEAD), tree=tree)
     results = [own.generate(*one)[0] for one in WORK]
     total = measure(step for result in results for step in result.steps)
     assert (found[tree].length, found["plain"].length) == (pytest.approx(total.tau), 1.0)
@@ -87,7 +86,7 @@ def test_each_engine_keeps_to_a_part_of_the_cache_as_requests_come_and_go():
     """Else an engine's contexts would lie between the others', and reading them would take longer than on its own."""
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     work = [(story(900 + i, 40), replace(params, seed=i, max_tokens=8 + 5 * (i % 3))) for i in range(7)]
-    engine = Engine(target=str(TARGET), dtype="float32", kv_memory=0.05, drafter="eagle", draft_model=str(HEAD))
+    engine = tiny_engine(TARGET, kv_memory=0.05, drafter="eagle", draft_model=str(HEAD))
     pool = engine.runner.cache.pool
     width = pool.blocks // (3 * 4)  # three engines, four requests each
     seen = set()

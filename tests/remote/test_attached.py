@@ -2,7 +2,7 @@
 
 import pytest
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.remote.attached import Attached
 from specscope.remote.receiver import Receiver
 from specscope.trace.metrics import Metrics
@@ -10,6 +10,7 @@ from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from specscope.trace.wire.unspan import Decoder, run_info
+from tests.engines import tiny_engine
 from tests.support.records import received
 from tests.waiting import until
 
@@ -24,7 +25,7 @@ def settle(viewer, steps):
 
 def send(tiny, port, protocol, name, rests=lambda records: None):
     """Run a small engine that exports there; its history by hand. `rests`: called when it has nothing more to do."""
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1)
+    engine = tiny_engine(tiny, drafter="ngram", ngram_min=1)
     address = f"http://127.0.0.1:{port}" + ("" if protocol == "grpc" else "/v1/traces")
     options = OutputOptions(None, address, protocol, SpanLevel.TREES, None)
     outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, PARAMS)
@@ -90,7 +91,7 @@ GREEDY, SAMPLED = SamplingParams(max_tokens=20, ignore_eos=True), SamplingParams
 
 @pytest.fixture
 def engine(tiny):
-    return Engine(target=str(tiny), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, max_batch=3)
+    return tiny_engine(tiny, kv_memory=0.02, drafter="ngram", ngram_min=1, max_batch=3)
 
 
 def test_what_is_kept_arrives_whole_and_metrics_and_the_capture_have_everything(engine, tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from specscope import Engine
+from tests.engines import tiny_engine
 from tests.serve.running import running
 
 pytest.importorskip("starlette")
@@ -9,10 +9,7 @@ pytest.importorskip("starlette")
 @pytest.fixture(scope="session")
 def served_engine(tiny):
     """Speculates: the tiny model's own first layers draft."""
-    return Engine(
-        target=str(tiny), dtype="float32", kv_memory=0.01, max_batch=3, drafter="draft_model", draft_model="self:2",
-        tree="3", threads=1,
-    )  # fmt: skip
+    return tiny_engine(tiny, max_batch=3, drafter="draft_model", draft_model="self:2", tree="3")
 
 
 @pytest.fixture(scope="module")

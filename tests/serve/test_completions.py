@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.errors import UserError
 from specscope.remote.debug_socket import AttachedCommands
 from specscope.remote.receiver import Receiver
@@ -19,6 +19,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SERVER, Encoder, SpanLevel
+from tests.engines import tiny_engine
 from tests.searching import of_file, rows, tells
 from tests.serve.running import running
 from tests.support.records import received
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("patient")
 def twin(tiny):
     """An engine like the server's, that nobody serves: sampled tokens hang on the drafts."""
     how = {"drafter": "draft_model", "draft_model": "self:2", "tree": "3"}
-    return Engine(target=str(tiny), dtype="float32", kv_memory=0.01, max_batch=3, threads=1, **how)
+    return tiny_engine(tiny, max_batch=3, threads=1, **how)
 
 
 def events(answer):

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from specscope import Engine
 from specscope.cli.serve import SHUTDOWN_SECONDS
 from specscope.errors import UserError
 from specscope.remote.debug_socket import AttachedCommands
@@ -21,6 +20,7 @@ from specscope.serve.service import ServeOptions
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
+from tests.engines import tiny_engine
 from tests.processes import room_for
 from tests.serve.command import BODY, Command
 from tests.serve.running import http, running
@@ -214,9 +214,7 @@ def debugged(served_engine, tmp_path):
 
 def test_an_asynchronous_engine_finishes_what_was_launched_and_says_so(tiny, tmp_path):
     path = tmp_path / "debug.sock"
-    engine = Engine(
-        target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", async_scheduling=True, threads=1
-    )  # fmt: skip
+    engine = tiny_engine(tiny, drafter="ngram", async_scheduling=True)
     with running(engine, debug_socket=str(path)) as server:
         expected = server.complete(max_tokens=30).json()["choices"][0]["text"]
         client = AttachedCommands(str(path))

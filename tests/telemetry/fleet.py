@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.params import StructuredOutputs
@@ -19,6 +19,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, Span, SpanLevel, own_trace
+from tests.engines import run_all, tiny_engine
 
 REQUESTS = 84
 SERVICE = "fleet"
@@ -106,15 +107,8 @@ def run_fleet(target: Path, folder: Path) -> list[Sent]:
 
 
 def _run(model: Path, numbers: Iterable[int]) -> Sent:
-    engine = Engine(
-        target=str(model),
-        dtype="float32",
-        kv_memory=0.02,
-        drafter="ngram",
-        ngram_min=1,
-        threads=1,
-        max_step_tokens=64,  # so that some prompts are fed in more steps than one
-    )
+    # Some prompts are fed in more steps than one
+    engine = tiny_engine(model, kv_memory=0.02, drafter="ngram", ngram_min=1, max_step_tokens=64)
     for number in numbers:
         kind, params = "code", SamplingParams(max_tokens=8 if number % 7 == 2 else 32, ignore_eos=True)
         if number % 7 == 0:
@@ -126,10 +120,7 @@ def _run(model: Path, numbers: Iterable[int]) -> Sent:
         text = f"abcabcabc{number} {number}"
         prompt = [{"role": "user", "content": text}] if kind == "chat" else text
         engine.add(prompt, params, labels={"kind": kind}, traceparent=caller)
-    records = []
-    while engine.busy:
-        records.append(engine.step())
-    return Sent(engine.run_info, engine.vocabulary, records)
+    return Sent(engine.run_info, engine.vocabulary, run_all(engine))
 
 
 def steps_of(records: Iterable[StepRecord]) -> dict[str, list[tuple[int, RequestStep]]]:

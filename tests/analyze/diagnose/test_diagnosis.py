@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specscope import Draft, Drafter, Engine
+from specscope import Draft, Drafter
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.fields import FEATURES
 from specscope.analyze.compare.result import Sameness
@@ -28,6 +28,7 @@ from tests.analyze.audit.runs import run
 from tests.analyze.edits import able, case_of, changed, of, replaced, sample, under
 from tests.analyze.texts import shown
 from tests.analyze.verify.test_edits import accepted_by_p, judged
+from tests.engines import tiny_engine
 from tests.faults import fault as faults
 from tests.faults.fault import Fault
 from tests.faults.judged import diagnosed
@@ -172,7 +173,7 @@ class Oracle(Drafter):
 @pytest.mark.parametrize(("shift", "begins"), [(1, "late"), (-1, "early"), (0, "")])
 def test_drafts_that_begin_a_token_off_are_named_whatever_drafted_them(tiny, shift, begins):
     def recorded(drafter):
-        engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, threads=1, drafter=drafter)
+        engine = tiny_engine(tiny, drafter=drafter)
         return run(engine, {}, 40, ["the cat sat on", "a dog", "x y z", "once more"])
 
     plain = recorded("none").requests.values()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.analyze.tune.candidates import best_shapes
 from specscope.analyze.tune.evidence import evidence
 from specscope.analyze.tune.judged import Judge, first
@@ -28,6 +28,7 @@ from specscope.trace.history.stats import measure
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import drained
 from tests.analyze.edits import rebuilt, sample
+from tests.engines import tiny_engine
 from tests.faults.models import DRAFT, HEAD, TARGET, story
 
 
@@ -178,9 +179,7 @@ WIDE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (0, 0, 1),
 
 
 def engine(drafter, tree, **more):
-    return Engine(
-        target=str(TARGET), dtype="float32", kv_memory=0.02, max_batch=8, tree=tree, **DRAFTERS[drafter], **more
-    )
+    return tiny_engine(TARGET, kv_memory=0.02, max_batch=8, tree=tree, **DRAFTERS[drafter], **more)
 
 
 @cache
@@ -316,7 +315,7 @@ def test_what_tells_nothing_is_refused():
     with pytest.raises(UserError, match="has no drafts"):
         evidence([history])
     changes = Changes(outcomes={(position, 0): True for position in range(12)})
-    forced = Engine(target=str(TARGET), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, changes=changes)
+    forced = tiny_engine(TARGET, kv_memory=0.02, drafter="ngram", ngram_min=1, changes=changes)
     forced.add("anna", SamplingParams(max_tokens=8))
     with pytest.raises(UserError, match="lossy rule or forced"):
         evidence([drained(forced)])

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from specscope import Engine
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult
 from specscope.speculate.changes import Changes
@@ -15,6 +14,7 @@ from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
 from specscope.trace.record.tree import ROOT
 from tests.analyze.edits import at, check, checks, edited, elder, failed, of, passed, put, recovered, under
 from tests.analyze.verify.conftest import HOT, run
+from tests.engines import tiny_engine
 from tests.speculate.verify.test_rules import TRAVERSAL_MISTAKES, mutant
 
 TREES = {
@@ -25,18 +25,8 @@ TREES = {
 
 
 def engine_of(target, rule, tree, changes=None):
-    return Engine(
-        changes=changes,
-        target=str(target),
-        dtype="float32",
-        kv_memory=0.01,
-        max_batch=3,
-        max_step_tokens=24,
-        drafter="draft_model",
-        draft_model="self:2",
-        tree=tree,
-        rule=rule,
-    )
+    how = {"drafter": "draft_model", "draft_model": "self:2", "max_batch": 3, "max_step_tokens": 24}
+    return tiny_engine(target, changes=changes, tree=tree, rule=rule, **how)
 
 
 @pytest.fixture(scope="module", params=list(TREES))

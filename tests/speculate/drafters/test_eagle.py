@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.speculate.drafters import eagle
-from tests.engines import PROMPTS
+from tests.engines import PROMPTS, tiny_engine
 from tests.heads import head_tensors, write_head
 
 DYNAMIC = "dynamic:12,depth=4,top=3"
@@ -33,7 +33,7 @@ def heads(tmp_path_factory):
 def make(deep, heads):
     def make(head, tree, **more):
         drafting = {"drafter": "eagle", "draft_model": str(heads[head]), "tree": tree}
-        return Engine(target=str(deep), dtype="float32", kv_memory=0.01, **drafting, **more)
+        return tiny_engine(deep, **drafting, **more)
 
     return make
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 import specscope
-from specscope import Draft, Engine, EngineConfig, SamplingParams
+from specscope import Draft, EngineConfig, SamplingParams
 from specscope.errors import UserError
 from specscope.trace.record.tree import DraftTree, Drawn
+from tests.engines import tiny_engine
 from tests.own import Bigrams
 
 
@@ -35,7 +36,7 @@ class Duck:
 
 
 def generated(tiny, drafter, **how):
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter=drafter, **how)
+    engine = tiny_engine(tiny, drafter=drafter, **how)
     try:
         return engine, engine.generate(["abcabcabc", "hello hello"], SamplingParams(max_tokens=12, ignore_eos=True))
     finally:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import re
 import types
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify import text
 from specscope.analyze.verify.trial import judge
 from specscope.errors import UserError
-from specscope.trace.history.history import History
 from specscope.trace.record.own_rule import OwnRule
 from specscope.trace.record.records import Outcome
+from tests.analyze.audit.runs import drained
+from tests.engines import tiny_engine
 from tests.own import Bigrams
 
 SAMPLED = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=3)
@@ -37,17 +39,10 @@ def every_field(trial):
 
 def run(tiny, rule, tree="2x2", params=SAMPLED):
     """The history of a run of three requests."""
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter=Bigrams, tree=tree, rule=rule)
-    history = History()
-    history.run = engine.run_info
-    try:
+    with closing(tiny_engine(tiny, drafter=Bigrams, tree=tree, rule=rule)) as engine:
         for prompt in ("abcabcabc", "hello hello", "ab"):
             engine.add(prompt, params)
-        while engine.busy:
-            history.append(engine.step())
-    finally:
-        engine.close()
-    return history
+        return drained(engine)
 
 
 def steps(history):

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.engine.engine import Engine
 from specscope.model.places import Backend
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import LogitRows, TargetRows
@@ -27,7 +26,7 @@ from specscope.trace.record.rules import BLOCK, MATCH, ROUNDING, STANDARD, TRAVE
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.tree_shape import parse_tree
 from tests.analyze.locate.planted import q_doubled_where_late
-from tests.engines import DRAFTERS, PROMPTS
+from tests.engines import DRAFTERS, PROMPTS, tiny_engine
 from tests.faults.fault import replaced
 from tests.faults.planted import trials
 from tests.kernels import DEVICE
@@ -390,7 +389,7 @@ def spread(p):
 
 
 def test_lean_evidence_leaves_the_notes_out(tiny):
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", evidence="lean")
+    engine = tiny_engine(tiny, drafter="ngram", evidence="lean")
     (result,) = engine.generate(PROMPTS[0], GREEDY)
     assert engine.run_info.evidence == "lean"
     assert all(step.parents is None for step in result.steps)
