@@ -1,14 +1,21 @@
-"""Pages of metrics to intervals: as recorded, with restarts, several engines, and pages that are wrong."""
+"""Pages of metrics, answers of servers and what tools leave of a run to intervals, also of several servers in one."""
 
+import copy
+import json
 import re
 
 import pytest
 
+from specscope.errors import UserError
+from specscope.trace.history.stats import measure
 from specscope.trace.record.aggregate import Aggregate
 from specscope.watch.counts import UnreadableError
 from specscope.watch.pages import Intervals, difference, read_metrics
+from specscope.watch.results import read_json
+from specscope.watch.source import Server
+from tests.support.commands import run_here
 from tests.waiting import ends
-from tests.watch.samples import PEOPLE, SGLANG, changed, text
+from tests.watch.samples import PEOPLE, SGLANG, Page, changed, read, text
 
 
 def counts(one):
@@ -137,3 +144,245 @@ def test_two_models_on_a_page_are_two_engines(engine):
     readings = read_metrics(both, 1)
     assert len({reading.model for reading in readings}) == len(readings) == 2
     assert {counts(difference(None, reading).aggregate) for reading in readings} == {counts(only(page))}
+
+
+CHAT = json.loads(text("chat_greedy.json"))
+
+
+def single(value):
+    (told,) = read_json(value, 7)
+    return told
+
+
+def test_a_recorded_response():
+    told = single(CHAT)
+    one = told.aggregate
+    assert (told.model, told.end_ns, one.request) == ("smollm2", CHAT["created"] * 10**9, "chatcmpl-8c7946b0c7c72083")
+    assert (one.accepted_at, one.proposed_at) == ((3, 0, 0), (4, 4, 4))
+    figures = CHAT["metrics"]["speculative_decoding"]
+    sums = measure([one])
+    assert (sums.tau, sums.rate) == (figures["mean_acceptance_length"], figures["draft_acceptance_rate"])
+    assert single(broken(per_step_accepted=None, per_step_drafted=None)) == told  # the histogram is enough
+
+
+def broken(**changes):
+    """The recorded response with other figures, None for none."""
+    value = copy.deepcopy(CHAT)
+    figures = value["metrics"]["speculative_decoding"] | changes
+    value["metrics"]["speculative_decoding"] = {name: each for name, each in figures.items() if each is not None}
+    return value
+
+
+ANSWER = {"question_id": 81, "category": "writing", "model_id": "m", "choices": [{"new_tokens": [5, 4]}]}
+STEPS = {"accept_lengths": [2, 3, 1, 3], "decoding_steps": [2, 2]}
+ACCEPTANCE = {"acceptance_histogram": {"0": 2, "3": 1}, "num_draft_tokens": 9, "num_spec_steps": 3}
+RESULTS = {
+    "Spec-Bench": (ANSWER | {"choices": [ANSWER["choices"][0] | STEPS]}, (4, None, 5, 9), (3, 2), "per decoding step"),
+    "EAGLE": (ANSWER | {"choices": [{"new_tokens": [5, 4], "idxs": [1, 1]}]}, (4, None, 5, 9), (), "decoding steps"),
+    "specdec_bench": (
+        {"Average_AL": 2.5, "Acceptance_Length_Histogram": {"1": 60, "2": 40, "3": 50, "4": 50}},
+        (200, None, 290, None),
+        (140, 100, 50),
+        "Average_AL is the mean over requests",
+    ),
+    "AIPerf": (
+        {"metadata": {"x_request_id": "u0"}, "spec_decode_acceptance": ACCEPTANCE, "error": None},
+        (3, 9, 3, None),
+        (1, 1, 1),
+        "of each request",
+    ),
+    "SGLang response": (
+        {"id": "r0", "completion_tokens": 54, "spec_verify_ct": 25, "spec_num_correct_drafts": 29},
+        (25, None, 29, 54),
+        (),
+        "SGLang's verifications",
+    ),
+    "vLLM example": (
+        {"num_drafts": 10, "num_draft_tokens": 20, "num_accepted_tokens": 9, "total_num_output_tokens": 19},
+        (10, 20, 9, 19),
+        (),
+        "1 + accepted / drafts",
+    ),
+    "list of accepted tokens": ({"accepted_lengths": [0, 2, 1]}, (3, None, 3, None), (2, 1), "without its bonus"),
+}
+
+
+@pytest.mark.parametrize("source", RESULTS)
+def test_a_result_with_counts_and_what_its_tool_means(tmp_path, source):
+    value, counts, accepted_at, means = RESULTS[source]
+    (told,) = read_json(value, 7)
+    one = told.aggregate
+    assert (one.source, one.drafts, one.drafted, one.accepted, one.emitted) == (source, *counts)
+    assert one.accepted_at == accepted_at
+    (tmp_path / "a.json").write_text(json.dumps(value))
+    (tmp_path / "b.json").write_text(json.dumps(value) + "\n")
+    for command in (["report"], ["compare", str(tmp_path / "b.json")]):
+        code, out, err = run_here([command[0], str(tmp_path / "a.json"), *command[1:]])
+        assert (code, means in out, f"{1 + one.accepted / one.drafts:.2f}" in out) == (0, True, True), err
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({"spec_verify_ct": 3, "spec_num_correct_drafts": 9, "spec_num_proposed_drafts": 6}, "more tokens accepted"),
+        ({"spec_decode_acceptance": ACCEPTANCE | {"num_spec_steps": 4}}, "does not count the 4 steps"),
+        ({"accept_lengths": [0, 1]}, "steps of 0 to 1 tokens"),
+        ({"num_drafts": "many"}, "num_drafts: Expected `int`, got `str`"),
+        ({"spec_verify_ct": 3}, "without a count of accepted tokens"),
+        ({"Acceptance_Length_Histogram": {"one": 1}}, "invalid lengths"),
+        ({"request_throughput": 8.0}, "no figures of acceptance in it"),
+        ({"error": {"code": 400}, "num_drafts": 3}, "a server error"),
+        ({"choices": [], "object": "chat.completion", "timings": {"predicted_n": 4}}, "in which nothing was drafted"),
+        (json.loads(text("chat_n2.json")), "no figures of acceptance in it"),
+        (json.loads(text("chat_minp.json")), "a server error"),
+        (broken(per_step_accepted=[0, 1, 1]), "acceptance_histogram does not match per_step_accepted"),
+        (broken(per_step_drafted=[3, 3, 0, 6]), "more than was drafted|contradict each other"),
+        (broken(per_step_drafted=[3, 3, 3, 9]), "contradict each other"),
+        (broken(acceptance_histogram=[]), "contradict each other"),
+        (broken(num_draft_tokens=-1), "num_draft_tokens: Expected `int` >= 0"),
+        ([1, 2], "not a response"),
+        ({"outputs": [3]}, "Expected `object`, got `int`"),
+        ([{"name": "vllm:num_requests_running", "value": 1.0}], "no metrics of speculation among these"),
+        ([{"name": "vllm:spec_decode_num_drafts", "value": 0.5}], "is not a count"),
+    ],
+)
+def test_what_cannot_be_read_says_why(value, why):
+    with pytest.raises(UnreadableError, match=why):
+        read_json(value, 7)
+
+
+BLOCK = """\
+--------------------------------------------------
+total_num_output_tokens: 20480
+num_drafts: 11242
+num_draft_tokens: 33726
+num_accepted_tokens: {}
+mean acceptance length: {}
+--------------------------------------------------
+acceptance at token 0: {}
+acceptance at token 1: {}
+acceptance at token 2: {}
+"""
+BEFORE, AFTER = BLOCK.format(9243, 1.82, 0.56, 0.19, 0.07), BLOCK.format(12366, 2.10, 0.65, 0.30, 0.15)
+
+
+def test_the_block_of_vllms_example_before_and_after_a_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(f"Processed prompts: 100%\n{BEFORE}")
+    (tmp_path / "b.txt").write_text(AFTER)
+    (tmp_path / "both.txt").write_text(BEFORE + AFTER)
+    code, out, err = run_here(["compare", "a.txt", "b.txt", "--fail-if", "tau drops > 1%"])
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines()]
+    assert ["mean", "acceptance", "length", "τ", "1.82", "2.10", "+0.28"] in [row[:7] for row in rows]
+    assert "65.0% of 11,242" in out
+    (report,) = json.loads(run_here(["report", "both.txt", "--json"])[1])["captures"]
+    assert [one["told"]["accepted"] for one in report["intervals"]] == [9243, 12366]
+
+
+LOAD = "{}INFO 11-26 10:0{}:10 [loggers.py:257] Engine 000: Avg generation throughput: 56.0 tokens/s, Running: {} reqs"
+METRICS = (
+    "{}INFO 11-26 10:0{}:10 [metrics.py:125] SpecDecoding metrics: Mean acceptance length: {}, Accepted: {} tokens, "
+    "Drafted: 600 tokens, Per-position acceptance rate: {}, Avg Draft acceptance rate: 60.0%"
+)
+REPLICAS = (("2.80", 360, "0.800, 0.600, 0.400", 8), ("1.26", 52, "0.200, 0.050, 0.010", 2))
+OWN = "(APIServer pid=1) "
+WRITERS = {
+    "kubectl": (f"[pod/vllm-{{}}/server] {OWN}", "pod/vllm-{}/server 000"),
+    "kubectl with times": (f"[pod/v-{{}}/s] 2026-11-26T10:00:10.123456789Z {OWN}", "pod/v-{}/s 000"),
+    "stern": (f"vllm-{{}} server {OWN}", "vllm-{} server 000"),
+    "compose": (f"\x1b[36mvllm-{{}}  |\x1b[0m {OWN}", "vllm-{} 000"),
+    "swarm": (f"s_vllm.{{}}.abc@node    | {OWN}", "s_vllm.{}.abc@node 000"),
+    "srun -l": (f"{{}}: {OWN}", "{} 000"),
+    "mpirun": (f"[1,{{}}]<stderr>: {OWN}", "1,{} 000"),
+    "tail of files": (f"==> {{}}.log <==\n{OWN}", "{}.log 000"),
+    "Ray": ("(ServeReplica:default:LLM pid=1{}, ip=10.0.0.1) ", "ServeReplica:default:LLM pid=1{}, ip=10.0.0.1 000"),
+    "journald": (f"Nov 26 10:00:10 host{{}} vllm[12]: {OWN}", "host{} vllm 000"),
+    "grep": (f"{{}}.log:12:{OWN}", "{}.log 000"),
+    "fluent": ('{{"kubernetes": {{"pod_name": "v-{}"}}, "level": "x", "message": "', "v-{} 000"),
+}
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_each_server_in_a_stream_of_logs_is_an_engine(tmp_path, form):
+    prefix, name = WRITERS[form]
+    end = '"}' if form == "fluent" else ""
+    each = [(prefix.format(at), *replica) for at, replica in enumerate(REPLICAS)]
+    lines = [line for minute in range(3) for line in (
+        *(LOAD.format(before, minute, running) + end for before, *_, running in each),
+        *(METRICS.format(before, minute, *figures) + end for before, *figures, _ in each),
+    )]  # fmt: skip
+    path = tmp_path / "two.log"
+    path.write_text("\n".join(lines) + "\n")
+    code, out, err = run_here(["report", str(path), "--json"])
+    assert code == 0, err
+    told = [capture["intervals"] for capture in json.loads(out)["captures"]]
+    assert [{one["told"]["engine"] for one in side} for side in told] == [{name.format(at)} for at in (0, 1)]
+    assert [{one["told"]["running"] for one in side} for side in told] == [{8}, {2}]
+    assert [round(side[0]["mean_acceptance_length"], 2) for side in told] == [2.8, 1.26]
+    assert "length fell: 2.80 → 1.26 (-1.54, " in run_here(["compare", str(path)])[1]  # one beside the other
+
+
+def test_two_pages_of_one_server_are_the_interval_between_them(tmp_path, monkeypatch):
+    """Beside each other, one after the other in a file, and as Prometheus answers."""
+    monkeypatch.chdir(tmp_path)
+    before = changed(
+        text("metrics_before.txt"), drafts=1000, drafted=3000, accepted=1450, emitted=2480, at=(700, 450, 300)
+    )
+    after = changed(
+        text("metrics_before.txt"), drafts=3000, drafted=9000, accepted=2670, emitted=5700, at=(1500, 750, 420)
+    )
+    counts = (("drafts", "1000", "3000"), ("accepted_tokens", "1450", "2670"))
+    names = [(f"vllm:spec_decode_num_{name}_total", *values) for name, *values in counts]
+    series = [{"metric": {"__name__": name, "pod": "a"}, "values": [[1, a], [2, b]]} for name, a, b in names]
+    files = {
+        "a": before,
+        "b": after,
+        "ab": before + after,
+        "p": json.dumps({"data": {"resultType": "matrix", "result": series}}),
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.txt").write_text(content)
+    for command, tau in ((["report", "b.txt"], 1.89), (["report", "ab.txt"], 1.61), (["report", "p.txt"], 1.61)):
+        assert f"τ {tau}" in " ".join(run_here(command)[1].split())
+    code, out, err = run_here(["compare", "a.txt", "b.txt"])
+    assert (code, "length fell: 2.45 → 1.61 (-0.84" in out, "B  b.txt since a.txt" in out) == (0, True, True)
+    assert "the counters of b.txt continue those of a.txt: the figures are the difference" in err
+    for one, other in (("b.txt", "a.txt"), ("a.txt", "a2.txt")):  # it went back; it is another server's
+        (tmp_path / "a2.txt").write_text(after.replace('engine="0"', 'engine="1"'))
+        assert "since" not in run_here(["compare", one, other])[1]
+
+
+META = {"id": "a", "completion_tokens": 106, "spec_accept_rate": 0.293, "spec_accept_length": 2.4651}
+
+
+HISTOGRAM = [11, 14, 11, 4, 0, 3]
+
+
+KEYS = {
+    "0.5.10": ("spec_accept_token_num", "spec_draft_token_num", "spec_accept_histogram"),
+    "0.5.11": ("spec_accepted_drafts", "spec_proposed_drafts", "spec_accept_histogram"),
+    "0.5.12": ("spec_num_correct_drafts", "spec_num_proposed_drafts", "spec_correct_drafts_histogram"),
+}
+
+
+@pytest.mark.parametrize("version", KEYS)
+def test_an_answer_of_sglang_under_the_names_of_its_version(version):
+    figures = dict(zip(KEYS[version], (63, 215, HISTOGRAM), strict=True))
+    (told,) = read_json({"text": "hi", "meta_info": META | {"spec_verify_ct": 43} | figures}, 7)
+    one = told.aggregate
+    assert (one.drafts, one.drafted, one.accepted, one.emitted) == (43, 215, 63, 106)
+    assert one.accepted_at == (32, 18, 7, 3, 3)
+    assert one.proposed_at == ()  # its drafts may be trees
+    in_chat = {"object": "chat.completion", "choices": [{"meta_info": META | {"spec_verify_ct": 43} | figures}]}
+    assert read_json(in_chat, 7)[0].aggregate.accepted_at == (32, 18, 7, 3, 3)
+    of_each = {"spec_tokens_details": [META | {"spec_verify_ct": 43} | figures] * 2}
+    two = read_json({"id": "f00d", "object": "chat.completion", "choices": [], "sglext": of_each}, 7)
+    assert [(each.aggregate.request, each.aggregate.emitted) for each in two] == [("f00d 0", None), ("f00d 1", None)]
+
+
+def test_what_has_no_counts_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match=r"a list of llama\.cpp's slots, which counts no drafts"):
+        read(PEOPLE / "llamacpp" / "slots.json")
+    with Page((PEOPLE / "llamacpp" / "slots.json").read_text()) as served, pytest.raises(UserError, match="slots"):
+        Server(served.url, 1).open()
