@@ -211,18 +211,6 @@ def repeated(patch, engine):
     faults.replaced(Eagle, "observe")(stale)(patch, engine)
 
 
-def a_step_late(patch, engine):
-    """Accepted tokens get the features that the step before made."""
-    last = {}
-
-    def late(observe, self, request, start, features, tokens):
-        before = last.get(request, features)
-        last[request] = features
-        observe(self, request, start, before[-len(features) :] if len(before) >= len(features) else features, tokens)
-
-    faults.replaced(Eagle, "observe")(late)(patch, engine)
-
-
 @faults.replaced(ModelDrafter, "_begin")
 def counted(begin, drafter, context):
     """A request's first draft takes 69 tokens of its prompt for cached that no pass was given."""
@@ -279,7 +267,7 @@ def test_a_mistake_is_named_by_the_first_pass_where_later_ones_show_something_el
 FED = [Fault("features repeated", Cause.DRAFTER_FED, repeated, "eagle chain")]
 FED += [FAULTS[name] for name in ("features of roots only", "no features", "features normalised")]
 OF_STATE = [
-    Fault("a step late", Cause.DRAFTER_FED, a_step_late, "eagle chain"),
+    FAULTS["features of the step before"],
     Fault("counted", Cause.DRAFTER_KV, counted, "model chain"),
     Fault("no numbers", Cause.NOT_A_NUMBER, no_numbers, "model chain"),
 ]

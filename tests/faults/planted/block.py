@@ -6,10 +6,8 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate.drafters import dflash
 from specscope.speculate.drafters.dflash import DFlash
 from tests.faults.fault import Fault, altered, replaced
-from tests.faults.planted.features import other_layers
+from tests.faults.planted.features import one_lower
 
-# Features of the layers before the right ones
-lower = other_layers(lambda layers: tuple(layer - 1 for layer in layers))
 # The norm of the projected features is left out
 no_norm = altered("drafter.runner.head.hidden_norm", lambda norm: nn.Identity())
 
@@ -58,6 +56,6 @@ def row_before(write, self, segments, features):
 
 
 FAULTS = [
-    Fault("block: other layers", Cause.DRAFTER_FED, lower, "dflash chain", rare=0),
+    Fault("block: other layers", Cause.DRAFTER_FED, one_lower, "dflash chain", rare=0),
     Fault("block: one further", Cause.ROTARY_POSITIONS, one_further, "dflash chain"),
 ]

@@ -254,7 +254,6 @@ TARGET = {
 SCORES, READ, FED = "midlayer.self_attn.scores", "layers.0.self_attn.keys read", "features layer 2"
 CHAIN, TREE, MODEL = (partial(Placed, run=name) for name in ("eagle chain", "eagle tree", "model chain"))
 MODEL_TREE, LATER, WINDOW = (partial(Placed, run=name) for name in ("model tree", "eagle 3.1", "window"))
-lower, turned = (features.other_layers(by) for by in (lambda x: tuple(i - 1 for i in x), lambda x: tuple(reversed(x))))
 embedded = altered("drafter.runner.loaded", shifted_embedding)
 joined = altered("drafter.runner.head.fc.forward", joined_backwards)
 last_narrow = varied(lambda engine: heads(engine)[-1:], narrow)
@@ -266,8 +265,8 @@ DRAFTER = {
     "no norm of a layer's features": LATER(norm_left_out("fc_norm.1"), "fc_norm.1"),
     "scale": CHAIN(varied(heads, scaled), SCORES, "0.577"),
     "rotary base": CHAIN(drafter_kv.other_base(500.0), "midlayer.self_attn.query"),
-    "layers reversed": CHAIN(turned, FED),
-    "layers lower": Placed(lower, FED, run="eagle dynamic"),
+    "layers reversed": CHAIN(features.backwards, FED),
+    "layers lower": Placed(features.one_lower, FED, run="eagle dynamic"),
     "features one late": CHAIN(features.one_late, FED, "the position 1 before"),
     "features by index": TREE(features.rows_by_index, FED),
     "no features": CHAIN(features.nothing, FED, "zero"),
@@ -294,7 +293,7 @@ DRAFTER = {
     "first model tokens": MODEL(drafter_kv.first_tokens_only(75), "vocabulary", "first 75"),
 }
 BLOCK = {
-    "features of other layers": Placed(block.lower, "features layer 2"),
+    "features of other layers": Placed(features.one_lower, "features layer 2"),
     "norm left out": Placed(block.no_norm, "hidden_norm"),
     "wrong mask token": Placed(block.other_mask, "tokens"),
     "block positions off by one": Placed(block.one_further, "positions"),
