@@ -1,8 +1,17 @@
-"""traces/collector.yaml as it is shipped, in the real collector, behind the real exporter of real runs."""
+"""A fleet's spans through the real Collector with our file, and in real Jaegers: what is kept, found, and read back."""
 
+import contextlib
 import json
+import re
+import urllib.error
+import urllib.request
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -13,8 +22,8 @@ from specscope.trace.wire.spans import SpanLevel
 from tests.processes import free_port
 from tests.support.commands import specscope
 from tests.telemetry import programs
-from tests.telemetry.fleet import IN_PART, Sent, assert_are_those, assert_is_all_of, run_fleet
-from tests.waiting import until
+from tests.telemetry.fleet import IN_PART, SERVICE, Sent, assert_are_those, assert_is_all_of, run_fleet
+from tests.waiting import HANG_SECONDS, until
 
 pytestmark = pytest.mark.slow
 CONFIG = str(Path(__file__).parents[2] / "traces" / "collector.yaml")
@@ -152,3 +161,167 @@ def test_the_file_exporter_s_other_formats_are_read(form, compression, collector
     assert here.complaints() == []
     (path,) = files.iterdir()
     assert_is_all_of(path, sent)
+
+
+JAEGER_CONFIG = str(Path(__file__).parent / "jaeger.yaml")
+QUERIES = Path(__file__).parents[2] / "docs" / "queries.md"
+ENGINE = f"{SERVICE} engine"
+MANY = 100_000  # more traces than there are
+
+
+@dataclass(frozen=True)
+class Jaeger:
+    """A Jaeger that has the fleet's spans."""
+
+    address: str
+    fleet: list[Sent]
+
+    def get(self, path: str, **query: str) -> Any:
+        """What its API answers; None where it says that there is nothing."""
+        url = f"{self.address}{path}" + (f"?{urlencode(query)}" if query else "")
+        try:
+            with urllib.request.urlopen(url, timeout=HANG_SECONDS) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def trace(self, trace: str) -> Any:
+        """A trace by API v3."""
+        return self.get(f"/api/v3/traces/{trace}")
+
+    def search(self, service: str) -> Any:
+        """All traces that have spans of a service, by API v3."""
+        starts = [record.start_ns / 1e9 for sent in self.fleet for record in sent.records]
+        first, last = (datetime.fromtimestamp(time, UTC) for time in (min(starts) - 60, max(starts) + 60))
+        times = {"start_time_min": first.isoformat(), "start_time_max": last.isoformat()}
+        asked = {"service_name": service, "num_traces": str(MANY), **times}
+        return self.get("/api/v3/traces", **{f"query.{key}": value for key, value in asked.items()})
+
+    def find(self, **attributes: str) -> set[str]:
+        """The traces of requests with a span that has these attributes.
+
+        By the API of its page: this version's API v3 takes no attributes.
+        """
+        answer = self.get("/api/traces", service=SERVICE, tags=json.dumps(attributes), limit=str(MANY))
+        return {trace["traceID"] for trace in answer["data"]}
+
+
+def spans_of(answer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(service, span) of an answer of API v3."""
+    for by_resource in answer["result"]["resourceSpans"]:
+        service = values_of(by_resource["resource"])["service.name"]
+        for by_scope in by_resource["scopeSpans"]:
+            yield from ((service, span) for span in by_scope["spans"])
+
+
+def values_of(holder: dict[str, Any]) -> dict[str, Any]:
+    """Attributes whose value is one text, number or truth."""
+    values = ((each["key"], each["value"]) for each in holder.get("attributes", ()))
+    return {key: next(iter(value.values())) for key, value in values if len(value) == 1}
+
+
+@contextlib.contextmanager
+def jaeger_with(fleet: list[Sent], store: str, folder: Path) -> Iterator[Jaeger]:
+    """A Jaeger that has all spans of the fleet."""
+    try:
+        program = programs.jaeger()
+    except programs.NotHereError as error:
+        pytest.skip(str(error))
+    ports = {f"JAEGER_{name}": str(free_port()) for name in ("OTLP", "HTTP", "GRPC")}
+    with programs.running(program, [JAEGER_CONFIG], folder / "log", {**ports, "JAEGER_STORE": store}):
+        for sent in fleet:
+            sent.send(f"http://127.0.0.1:{ports['JAEGER_OTLP']}")
+        yield Jaeger(f"http://127.0.0.1:{ports['JAEGER_HTTP']}", fleet)
+
+
+@pytest.fixture(scope="module")
+def jaeger(fleet, tmp_path_factory) -> Iterator[Jaeger]:
+    with jaeger_with(fleet, "memory", tmp_path_factory.mktemp("jaeger")) as here:
+        yield here
+
+
+def test_a_request_s_trace_holds_all_of_the_request(jaeger, tmp_path):
+    for sent in jaeger.fleet:
+        for name, trace in sent.traces().items():
+            path = tmp_path / f"{trace}.json"
+            path.write_text(json.dumps(jaeger.trace(trace)))
+            reader = read_capture(path)
+            assert [line for line in reader.warnings if not line.startswith(IN_PART)] == []
+            assert_are_those(reader.history.steps, {name}, sent)
+
+
+def test_all_traces_of_a_service_are_the_run(tmp_path, jaeger):
+    """Requests and engine steps, in whatever order they come back: record by record as they were sent."""
+    answers = [jaeger.search(service)["result"]["resourceSpans"] for service in (SERVICE, ENGINE)]
+    for sent in jaeger.fleet:
+        mine = [
+            by_resource
+            for answer in answers
+            for by_resource in answer
+            if values_of(by_resource["resource"])["specscope.run.id"] == sent.run.run_id
+        ]
+        path = tmp_path / f"{sent.run.run_id}.json"
+        path.write_text(json.dumps({"result": {"resourceSpans": mine}}))
+        assert_is_all_of(path, sent)
+
+
+def test_requests_and_engine_steps_are_two_services_and_links_lead_from_one_to_the_other_and_back(jaeger):
+    assert set(jaeger.get("/api/v3/services")["services"]) == {SERVICE, ENGINE}
+    found = [(service, *each) for service in (SERVICE, ENGINE) for each in spans_of(jaeger.search(service))]
+    assert all(asked == service for asked, service, _ in found)
+    spans = {(span["traceId"], span["spanId"]): span for *_, span in found}
+    requests = {span["traceId"] for service, _, span in found if service == SERVICE}
+    assert requests == {t for sent in jaeger.fleet for t in sent.traces().values()}
+    steps = sum(service == ENGINE and span["name"] == "engine_step" for service, _, span in found)
+    assert steps == sum(len(sent.records) for sent in jaeger.fleet)
+    links = {
+        (here, (link["traceId"], link["spanId"])) for here, span in spans.items() for link in span.get("links", ())
+    }
+    names = {(spans[here]["name"], spans[there]["name"]) for here, there in links}  # none leads nowhere
+    assert names == {(a, "engine_step") for a in ("decode_step", "prefill")} | {
+        ("engine_step", b) for b in ("decode_step", "prefill")
+    }
+    decode_steps = {here for here, span in spans.items() if span["name"] == "decode_step"}
+    there = {(here, step) for here, step in links if here in decode_steps}
+    assert len(there) == len(decode_steps)
+    assert {(step, here) for here, step in there} <= links
+
+
+@pytest.mark.parametrize("store", ["memory", "badger"])
+def test_the_searches_of_the_docs_find_the_right_requests(store, fleet, tmp_path):
+    """docs/queries.md, a search a line. This version's store in memory cannot find errors; the one in files can."""
+    (page,) = re.findall(r"```logfmt\n(.*?)```", QUERIES.read_text(), re.S)
+    searches = [dict(word.split("=") for word in line.split()) for line in page.splitlines()]
+    assert {"error": "true"} in searches
+    with jaeger_with(fleet, store, tmp_path) as jaeger:
+        for search in searches:
+            if store == "badger" or "error" not in search:
+                expected = {sent.traces()[name] for sent in fleet for name in matches(sent, search)}
+                assert expected, search
+                assert jaeger.find(**search) == expected, search
+        for kind in ("code", "chat", "form"):
+            expected = {sent.traces()[name] for sent in fleet for name in sent.labelled(kind)}
+            assert jaeger.find(**{"specscope.label.kind": kind}) == expected
+
+
+def matches(sent: Sent, search: dict[str, str]) -> set[str]:
+    """The requests that a search must find, by their records."""
+    names = set(sent.ends())
+    for key, value in search.items():
+        names &= {
+            "error": lambda _: sent.failed(),
+            "specscope.tau": lambda value: {name for name, a in sent.acceptance().items() if a.tau == float(value)},
+            "specscope.drafts": lambda value: {name for name, a in sent.acceptance().items() if a.drafts == int(value)},
+            "specscope.label.kind": sent.labelled,
+        }[key](value)
+    return names
+
+
+def test_the_address_of_a_trace_is_read_by_commands(jaeger):
+    sent = jaeger.fleet[0]
+    name = min(sent.poor(1.3, 4))
+    report, verify = (specscope(verb, f"{jaeger.address}/trace/{sent.traces()[name]}") for verb in ("report", "verify"))
+    assert (report.returncode, verify.returncode) == (0, 0), report.stderr + verify.stderr
+    assert name in report.stdout

@@ -1,6 +1,6 @@
-"""DFlash heads and next-token modules through the engine: the reference's drafts token for token, and nothing stays.
+"""EAGLE and DFlash heads and next-token modules through the engine: their references' drafts token for token.
 
-References: tests/dflash.py, and for modules transformers' own generator and model class.
+References: tests/heads.py and dflash.py, and for modules transformers' own generator and model class. Nothing stays.
 """
 
 import numpy as np
@@ -12,13 +12,14 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
+from specscope.speculate.drafters import eagle
 from specscope.trace.record.tree import ROOT, Drawn
 from tests.dflash import VARIANTS, assistant, dflash_tensors, write_dflash
+from tests.engines import PROMPTS, tiny_engine
+from tests.heads import head_tensors, write_head
 from tests.model.test_architectures import build
 from tests.mtp import Reference, add_modules, write_mtp_model
 from tests.tiny import write_tiny_model
-
-PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
 
 
 def make(target, head, **more):
@@ -183,3 +184,112 @@ def test_a_target_with_modules_runs_without_them(tmp_path):
     engine = Engine(target=str(folder), drafter="none", dtype="float32", kv_memory=0.01)
     (result,) = engine.generate([PROMPT], SamplingParams(max_tokens=4, ignore_eos=True))
     assert len(result.token_ids) == 4
+
+
+DYNAMIC = "dynamic:12,depth=4,top=3"
+# Random models never agree. Under this bias, which moves both alike, four tokens are left and they agree now and then.
+# They are among what the EAGLE-3 head can draft.
+KNOWN = (head_tensors()["d2t"] + torch.arange(60)).tolist()
+BIAS = dict.fromkeys((KNOWN[11], KNOWN[23], KNOWN[37], KNOWN[48]), 1000)
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    """Folders of heads by name."""
+    at = tmp_path_factory.mktemp("heads")
+    return {
+        "eagle3": write_head(at / "eagle3", head_tensors()),
+        "eagle1": write_head(at / "eagle1", head_tensors(version=1, bias=True)),
+        "one aux_layer": write_head(
+            at / "one", head_tensors(aux_layers=1, draft=300), eagle_aux_hidden_state_layer_ids=[3]
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def eagle_with(deep, heads):
+    def eagle_with(head, tree, **more):
+        drafting = {"drafter": "eagle", "draft_model": str(heads[head]), "tree": tree}
+        return tiny_engine(deep, **drafting, **more)
+
+    return eagle_with
+
+
+def greedy(bias=False, **more):
+    return SamplingParams(max_tokens=24, ignore_eos=True, logit_bias=BIAS if bias else {}, **more)
+
+
+def most_held(engine, prompt, params):
+    """The most numbers of features that were kept of a prompt's request, in rows, and its drafts."""
+    engine.add(prompt, params, name="long")
+    most, trees = 0, []
+    while engine.requests:
+        record = engine.step()
+        trees += [part.tree.token.tolist() for part in record.requests]
+        if "long" in engine.drafter._features:
+            rows = engine.drafter._features["long"]._rows
+            most = max(most, rows.untyped_storage().nbytes() // (rows.shape[1] * rows.element_size()))
+    return most, trees
+
+
+@pytest.mark.parametrize("head", ["eagle3", "eagle1"])
+def test_a_long_prompts_features_are_fed_chunk_by_chunk(eagle_with, monkeypatch, head):
+    """Never more than a chunk is kept, as memory and not as a view; and the drafts are what they were."""
+    monkeypatch.setattr(eagle, "PREFILL_CHUNK", 16)
+    prompt, params = "the cat sat on the mat, " * 6, greedy(bias=True)
+    engine = eagle_with(head, DYNAMIC, max_step_tokens=24)
+    most, trees = most_held(engine, prompt, params)
+    assert 0 < most <= 16
+    assert engine.drafter.cache.pool.used == 0
+    assert engine.drafter.states == engine.drafter._features == {}
+    whole = eagle_with(head, DYNAMIC, max_step_tokens=24)
+    keep = lambda self, name, start, rows, _: self._features.setdefault(name, eagle.Features()).put(start, rows)  # noqa: E731
+    monkeypatch.setattr(eagle.Eagle, "observe", keep)
+    all_of_them, same = most_held(whole, prompt, params)
+    assert all_of_them > 100
+    assert trees == same
+    assert sum(map(len, trees)) > 20
+
+
+def test_no_room_for_a_draft_costs_the_draft_alone(eagle_with, engines):
+    engine = eagle_with("eagle3", DYNAMIC)
+    pool = engine.drafter.cache.pool
+    pool.take(pool.blocks - 6)
+    results = engine.generate(PROMPTS, greedy(bias=True))
+    plain = engines["none"].generate(PROMPTS, greedy(bias=True))
+    assert [r.token_ids for r in results] == [r.token_ids for r in plain]
+    sizes = [len(step.tree) for r in results for step in r.steps if step.verdict]
+    assert 0 < sum(size > 0 for size in sizes) < len(sizes)
+
+
+@pytest.fixture(scope="module")
+def hugging(deep):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(deep, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("head", ["eagle3", "eagle1", "one aux_layer"])
+def test_the_notes_say_what_fed_the_head(eagle_with, hugging, head):
+    """Each row of the first pass once, in order, with the norms of what transformers says of its position."""
+    engine = eagle_with(head, "3x3", max_step_tokens=16)
+    results = engine.generate(PROMPTS, greedy())
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        tokens = engine.encode(prompt)[1] + result.token_ids
+        with torch.inference_mode():
+            states = hugging(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        layers = [states[-1 if layer == "final" else layer][0] for layer in engine.drafter.aux_layers]
+        wanted = torch.stack([layer.norm(dim=-1) for layer in layers], dim=-1)
+        notes = [step.notes for step in result.steps if len(step.tree)]
+        position = np.concatenate([one.fed_position for one in notes])
+        assert position.tolist() == list(range(len(position)))
+        assert np.concatenate([one.fed_token for one in notes]).tolist() == tokens[1 : len(position) + 1]
+        assert [len(one.fed_token) for one in notes] == [one.rows[0] for one in notes]
+        assert np.concatenate([one.fed_norms for one in notes]) == pytest.approx(wanted[position].numpy(), rel=1e-4)
+
+
+def test_norms_of_what_is_not_finite_are_finite():
+    features = torch.tensor([[3.0, 4.0, 0.0, 0.0], [torch.nan, 0.0, torch.inf, 1.0]])
+    norms = eagle.layer_norms(features, 2)
+    assert norms.tolist() == [[5.0, 0.0], [torch.finfo(torch.float32).max] * 2]
+    assert eagle.layer_norms(features.bfloat16(), 1).dtype == np.float32

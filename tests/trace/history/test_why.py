@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 
 from specscope.speculate.verify import traversal
 from specscope.trace.history.conditions import LONGEST, Expression, ExpressionError
+from specscope.trace.history.history import History
 from specscope.trace.history.place import headline, ratios, why, why_step
-from specscope.trace.record.records import Outcome
-from specscope.trace.record.tree import Drawn
+from specscope.trace.history.wording import acceptance, accepted_text, ending
+from specscope.trace.record.records import FinalKind, FinishReason, Outcome
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.wire.reading import read_capture
-from specscope.trace.words import NODE
+from specscope.trace.words import NODE, draw_tree
 from tests.speculate.verify.enumeration import batch_of, random_input
-from tests.trace.samples import decode, encoded
+from tests.trace.samples import decode, encoded, part, record, verdict
 
-ROOT = Path(__file__).parents[3]
-CAPTURES = [*sorted((ROOT / "traces").glob("*.jsonl")), *sorted((ROOT / "tests/data/vllm").glob("why*.jsonl"))]
+FOLDER = Path(__file__).parents[3]
+CAPTURES = [*sorted((FOLDER / "traces").glob("*.jsonl")), *sorted((FOLDER / "tests/data/vllm").glob("why*.jsonl"))]
 # A step in full, or one of its nodes: what `specscope why` prints there.
 PLACES = """
 eagle r0@0: Nothing was drafted: first token after the prompt. The final token ‘def’ is the target's own: greedy
@@ -244,3 +246,28 @@ def test_an_unknown_field_suggests_one_or_lists_them():
     with pytest.raises(ExpressionError, match="no field speed here, at column 11: p < 1 and »speed") as error:
         Expression("p < 1 and speed", {"depth": int, "p": float})
     assert str(error.value).endswith("(the fields are: depth, p)")
+
+
+@pytest.mark.parametrize(
+    ("parents", "path", "words"),
+    [
+        ([ROOT, ROOT, ROOT, ROOT], [], "0 of 4 nodes, depth 0 of 1"),
+        ([ROOT, ROOT, 0, 0], [0, 3], "2 of 4 nodes, depth 2 of 2"),
+        ([ROOT], [0], "1 of 1 node, depth 1 of 1"),
+        ([], [], "nothing drafted"),
+    ],
+)
+def test_what_was_accepted_is_said_of_nodes_and_of_depth(parents, path, words):
+    tree = DraftTree.build(list(range(len(parents))), parents)
+    outcome = [1 if node in path else 2 for node in range(len(parents))]
+    step = part(3, tree, verdict(tree, outcome, path, 9, FinalKind.RECOVERED), len(path) + 1)
+    assert acceptance(step) == words
+    assert accepted_text(step) == (f"accepted {words}" if parents else words)
+    assert acceptance(step, short=True) == words.replace(" of ", "/")
+
+
+def test_a_prefill_chunk_and_running_out_of_tokens_have_words_of_their_own():
+    chunk = part(0, DraftTree.empty(), None, 0, prefill=1)
+    assert {acceptance(chunk), accepted_text(chunk), draw_tree(chunk, History().vocabulary)} == {"prefill of 1 token"}
+    assert why_step(History(), record(0, (chunk,)), chunk) == ["A prefill of 1 token: nothing was judged."]
+    assert ending(FinishReason.LENGTH) == "length limit"
