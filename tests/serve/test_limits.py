@@ -1,4 +1,4 @@
-"""Clients that are slow, large, many, or gone: the right status, and no stall of others; and the page at /metrics."""
+"""Clients that are slow, large, many, or gone: the right status, and no stall of others."""
 
 import asyncio
 import contextlib
@@ -9,18 +9,14 @@ import tracemalloc
 
 import httpx2
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
-from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from specscope.errors import UserError
 from specscope.remote.http import Limits
 from specscope.serve.requests import REFUSED
 from specscope.serve.server import bind
 from specscope.serve.service import ServeOptions
-from specscope.trace.metrics import OPENMETRICS
 from tests.serve.running import http, running
-from tests.support.commands import run_here
-from tests.waiting import HANG_SECONDS, until, wait_for
+from tests.waiting import HANG_SECONDS, wait_for
 
 LONG = {"max_tokens": 400, "ignore_eos": True}
 
@@ -274,75 +270,3 @@ def test_others_are_not_stalled_by_what_is_refused(server, monkeypatch):
     while any(thread.is_alive() for thread in threads):
         assert http.get(server.url + "/health", timeout=HANG_SECONDS).status_code == 200
     assert [answer.status_code for answer in answers] == [400] * 3
-
-
-PLAIN = "text/plain; version=0.0.4; charset=utf-8"
-
-# What vLLM's Grafana dashboard for speculative decoding asks for, beside `job` and `instance`, which the scraper adds:
-# examples/observability/dashboards/grafana/vllm_speculative_decoding.json of vLLM, autumn 2026.
-DASHBOARD = {
-    "vllm:spec_decode_num_drafts_total": {"model_name", "engine"},
-    "vllm:spec_decode_num_draft_tokens_total": {"model_name", "engine"},
-    "vllm:spec_decode_num_accepted_tokens_total": {"model_name", "engine"},
-    "vllm:spec_decode_num_accepted_tokens_per_pos_total": {"model_name", "engine", "position"},
-    "vllm:generation_tokens_total": {"model_name", "engine"},
-    "vllm:inter_token_latency_seconds_bucket": {"model_name", "engine", "le"},
-    "vllm:inter_token_latency_seconds_sum": {"model_name", "engine"},
-    "vllm:inter_token_latency_seconds_count": {"model_name", "engine"},
-    "vllm:num_requests_running": {"model_name", "engine"},
-}
-
-
-def page(server, accept):
-    answer = http.get(server.url + "/metrics", headers={"accept": accept})
-    assert answer.status_code == 200
-    return answer.text, answer.headers["content-type"]
-
-
-def samples(server, accept=OPENMETRICS):
-    text, kind = page(server, accept)
-    families = openmetrics_families if kind.startswith(OPENMETRICS) else plain_families
-    return [sample for family in families(text) for sample in family.samples]
-
-
-def used(server):
-    """The server, when its page counts a request of its own."""
-    before = ended(server)
-    assert server.complete().status_code == 200
-    until(lambda: ended(server) > before)
-    return server
-
-
-def ended(server):
-    return sum(one.value for one in samples(server) if one.name == "specscope:request_acceptance_length_count")
-
-
-@pytest.mark.parametrize("accept", [OPENMETRICS, "*/*"])
-def test_the_dashboard_finds_every_name_and_label(server, accept):
-    found = {}
-    for sample in samples(used(server), accept):
-        found.setdefault(sample.name, set()).update(sample.labels)
-    assert {name: found.get(name) for name in DASHBOARD} == DASHBOARD
-
-
-def test_exemplars_where_the_scraper_takes_openmetrics(server):
-    text, kind = page(used(server), OPENMETRICS)
-    assert kind.startswith(OPENMETRICS + "; version=1.0.0; charset=utf-8")
-    assert text.endswith("# EOF\n")
-    lengths = [one.exemplar for one in samples(server) if one.name == "specscope:request_acceptance_length_bucket"]
-    assert any(lengths)
-    for accept in ("*/*", "text/plain", "text/plain;version=0.0.4", "application/json", ""):
-        text, kind = page(server, accept)
-        assert kind == PLAIN
-        assert " # {" not in text
-        assert "# EOF" not in text
-
-
-def test_a_server_that_sends_no_spans_gives_no_exemplars(served_engine, monkeypatch):
-    """The command's own --sample is what decides."""
-    asked = []
-    monkeypatch.setattr("specscope.cli.serve._serve", lambda config, options, *_: asked.append(options) or 0)
-    assert run_here(["serve", "--sample", "0", "--otlp-endpoint", "http://127.0.0.1:1"])[0] == 0
-    with running(served_engine, ratio=asked[0].ratio) as server:
-        assert ended(used(server))
-        assert not any(one.exemplar for one in samples(server))

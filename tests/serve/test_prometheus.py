@@ -15,7 +15,7 @@ from specscope.trace.history.stats import measure
 from specscope.trace.wire.reading import read_capture
 from tests.serve.command import BODY, Command
 from tests.serve.running import http
-from tests.serve.test_limits import DASHBOARD
+from tests.serve.test_metrics import DASHBOARD
 from tests.support.prometheus import binary, prometheus
 from tests.waiting import HANG_SECONDS, until
 
