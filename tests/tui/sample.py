@@ -344,6 +344,12 @@ def standing(viewer: Viewer) -> tuple[Standing, list[str]]:
     return place, said
 
 
+async def pressed(pilot, *keys: str) -> None:
+    """Keys, and what they bring is drawn."""
+    await pilot.press(*keys)
+    await pilot.pause()
+
+
 async def answered(pilot, key: str, text: str) -> None:
     """The dialog of a key, with a text in it, and Enter."""
     await pilot.press(key)

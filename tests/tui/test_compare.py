@@ -24,7 +24,7 @@ from specscope.tui.screens.locate import help_lines as locate_help
 from tests.analyze.compare.runs import side
 from tests.analyze.locate.locations import NAMES, ROWS, healthy, unplaced, walk, wrong
 
-from .sample import notes, opened, text_of, told
+from .sample import notes, opened, pressed, text_of, told
 
 
 @cache
@@ -91,8 +91,7 @@ async def test_the_list_says_where_pairs_part_and_why():
 async def help_names_every_cause(app, pilot):
     """It opens over the screen, and Esc closes it alone."""
     below = len(app.screen_stack)
-    await pilot.press("question_mark")
-    await pilot.pause()
+    await pressed(pilot, "question_mark")
     assert isinstance(app.screen, HelpScreen)
     text = told(app.screen.query_one(HelpLines).sheet.lines)
     assert all(cause.value in text for cause in PartingCause)
@@ -117,8 +116,7 @@ async def test_n_goes_from_parting_to_parting_and_both_trees_are_those_of_the_pl
         ]
         await pilot.press("N")
         assert panel.item.id_a == "r3"
-        await pilot.press("enter")
-        await pilot.pause()
+        await pressed(pilot, "enter")
         assert isinstance(app.screen, BesideScreen)
         places = app.screen.query_one(PlacesPanel)
         assert _shown(places) == "r3"
@@ -145,8 +143,7 @@ async def test_a_pair_with_the_same_text_opens_at_its_first_step():
     async with opened(compare_app(sample(planted=False))) as (app, pilot):
         await pilot.press("n")
         assert notes(app) == ["no pair parts"]
-        await pilot.press("enter")
-        await pilot.pause()
+        await pressed(pilot, "enter")
         places = app.screen.query_one(PlacesPanel)
         assert places.picked == 0
         assert "the same output" in text_of(places)
@@ -228,8 +225,7 @@ async def test_keys_go_to_differences_and_to_other_walks():
 
 async def test_enter_shows_rows_and_heads_and_esc_goes_back():
     async with opened(app_of(wrong())) as (app, pilot):
-        await pilot.press("enter")
-        await pilot.pause()
+        await pressed(pilot, "enter")
         assert isinstance(app.screen, HeldScreen)
         grid = app.screen.query_one(ErrorGrid)
         assert grid.picked == 6  # the first row that is off

@@ -31,7 +31,7 @@ from specscope.tui.widgets.tree_lines import tree_lines
 from tests.speculate.verify.enumeration import batch_of, dense
 from tests.trace.samples import records
 
-from .sample import over, replay, running, text_of, told, until
+from .sample import over, pressed, replay, running, text_of, told, until
 
 
 def sampled() -> tuple[Viewer, RequestStep, Verdict]:
@@ -233,8 +233,7 @@ async def test_a_node_of_a_greedy_replay_tells_what_both_models_thought():
     viewer.goto(viewer.history.requests["r2"].at(24))
     async with running(viewer, (120, 40)) as (app, pilot):
         app.standing.pick("r2")
-        await pilot.press("d")
-        await pilot.pause()
+        await pressed(pilot, "d")
         nodes = app.screen.query_one(NodesPanel)
         node, place = (text_of(app.screen.query_one(panel)) for panel in (NodePanel, PlacePanel))
         assert nodes.node == 0

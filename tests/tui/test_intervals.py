@@ -20,7 +20,7 @@ from tests.analyze import histories as made
 from tests.trace.record.test_aggregate import GAUGES, interval
 from tests.trace.strategies import RUN
 
-from .sample import running, text_of, told
+from .sample import pressed, running, text_of, told
 
 
 def over(*records: StepRecord) -> Viewer:
@@ -48,8 +48,7 @@ SIZES = [(60, 20), (120, 40)]
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 async def test_every_size_shows_rates_by_position_and_what_is_missing(size):
     async with running(vllm(), size, title="w") as (app, pilot):
-        await pilot.press("end")
-        await pilot.pause()
+        await pressed(pilot, "end")
         panel = app.screen.query_one(IntervalsPanel)
         assert panel.display
         assert not app.screen.query_one(TreePanel).display
@@ -71,8 +70,7 @@ async def test_every_size_shows_rates_by_position_and_what_is_missing(size):
 
 async def test_figures_of_all_intervals_or_of_one_and_a_click_and_the_keys_move():
     async with running(vllm()) as (app, pilot):
-        await pilot.press("end")
-        await pilot.pause()
+        await pressed(pilot, "end")
         panel = app.screen.query_one(IntervalsPanel)
         rows = [at for at, line in enumerate(text_of(panel).splitlines()) if re.match(r"\d\d:\d\d", line)]
         assert panel.sheet.cursor == rows[-1]
@@ -116,8 +114,7 @@ async def test_no_key_is_a_crash_and_the_other_screens_say_what_is_missing():
     keys = "v escape d escape r escape b escape B escape n N j k y f e i escape x space s z z F escape slash escape o O"
     async with running(vllm(5)) as (app, pilot):
         for key in [*keys.split(), "question_mark", "escape", "g"]:
-            await pilot.press(key)
-            await pilot.pause()
+            await pressed(pilot, key)
             for panel in app.screen.query(Lines):
                 assert "cannot draw" not in text_of(panel), key
         await pilot.press("escape", "d")
@@ -162,8 +159,7 @@ def adaptive() -> Viewer:
 @pytest.mark.parametrize("size", [(120, 40), (200, 60)], ids=["120x40", "200x60"])
 async def test_a_stranger_sees_that_most_steps_drafted_nothing_and_why(size):
     async with running(adaptive(), size, title="x") as (app, pilot):
-        await pilot.press("end")
-        await pilot.pause()
+        await pressed(pilot, "end")
         shown = text_of(app.screen.query_one(RatesPanel))
         assert "τ 2.00 of 2 drafts  1.25 tok/step" in shown
         assert "no draft in 6 of 8 steps  adaptive" in shown
@@ -171,8 +167,7 @@ async def test_a_stranger_sees_that_most_steps_drafted_nothing_and_why(size):
         assert "17% drafting was off" in shown
         if size[1] == 60:
             assert "recovered 12%  bonus 12%  target 75%" in shown
-        await pilot.press("v")
-        await pilot.pause()
+        await pressed(pilot, "v")
         engine = text_of(app.screen.query_one(EnginePanel))
         assert "no draft in 6 of 8 steps  adaptive" in engine
         assert "83% no draft would pay" in engine

@@ -27,7 +27,7 @@ from specscope.tui.widgets.bars import Slider
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.tree import TreePanel
 
-from .sample import answered, forked, live, notes, replay, running, standing, text_of, told, until
+from .sample import answered, forked, live, notes, pressed, replay, running, standing, text_of, told, until
 
 
 def ended(viewer: Viewer, name: str) -> RequestEnd:
@@ -147,8 +147,7 @@ async def test_what_a_paused_engine_was_asked_for_is_shown_until_a_step_does_it(
         panel = app.query_one(RequestsPanel)
         for text in ("", "hey"):  # the first: nothing typed, nothing sent
             await answered(pilot, "i", text)
-        await pilot.press("j", "x")
-        await pilot.pause()
+        await pressed(pilot, "j", "x")
         assert (engine.submitted, engine.cancelled) == (["hey"], ["r1"])
         assert "r1 will be cancelled by the next step" in notes(app)[-1]
         assert "queued" in text_of(panel)

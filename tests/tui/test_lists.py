@@ -21,7 +21,7 @@ from specscope.tui.widgets.listing import DOWN, UP, ListPanel, Order
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.tree import TreePanel
 
-from .sample import Maker, answered, live, over, replay, running, text_of, until
+from .sample import Maker, answered, live, over, pressed, replay, running, text_of, until
 
 
 async def test_requests_are_filtered_and_all_shown_again():
@@ -78,8 +78,7 @@ async def test_breakpoints_are_added_filtered_sorted_and_taken_away():
         assert [point.number for point in panel.shown] == [3, 2, 1]
         await answered(pilot, "slash", "break")
         assert [point.number for point in panel.shown] == [2, 1]
-        await pilot.press("down", "x")
-        await pilot.pause()
+        await pressed(pilot, "down", "x")
         assert [point.number for point in app.viewer.points] == [2, 3]
         await pilot.press("up", "enter")
         await until(pilot, lambda: not isinstance(app.screen, PointsScreen))
@@ -135,8 +134,7 @@ async def test_a_sorted_list_shows_its_top():
         at = panel.names.index(app.standing.current) - panel.scroll_offset.y
         assert 0 <= at < panel.area.height - panel.sheet.head
         app.standing.pick(panel.names[0])
-        await pilot.press("r")
-        await pilot.pause()
+        await pressed(pilot, "r")
         steps = app.screen.query_one(TimelinePanel)
         await pilot.press("o", "o", "O")
         assert steps.scroll_offset.y == 0

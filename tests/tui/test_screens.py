@@ -21,7 +21,7 @@ from specscope.tui.widgets.node_view import node_facts
 from specscope.tui.widgets.prompt import hanging
 from specscope.tui.widgets.requests import RequestsPanel
 
-from .sample import answered, forked, live, notes, replay, running, text_of, told, until
+from .sample import answered, forked, live, notes, pressed, replay, running, text_of, told, until
 from .test_compare import compare_app, sample
 
 
@@ -133,8 +133,7 @@ async def test_another_history_at_the_same_position_is_drawn_anew():
     viewer = replay(20)
     other = replay(20, seed=8)
     async with running(viewer) as (app, pilot):
-        await pilot.press("r")
-        await pilot.pause()
+        await pressed(pilot, "r")
         before = text_of(app.screen.query_one(TimelinePanel))
         viewer.show(other.history)
         viewer.goto(20)
@@ -197,8 +196,7 @@ async def test_a_wide_screen_has_the_requests_steps_beside_the_tree_and_text_whe
         before = app.viewer.position
         await pilot.press("up")
         assert app.viewer.position < before
-        await pilot.press("d")
-        await pilot.pause()
+        await pressed(pilot, "d")
         steps = app.screen.query_one(TimelinePanel)
         assert isinstance(app.screen, StepScreen)
         assert steps.display
@@ -217,8 +215,7 @@ async def test_the_engines_passes_stand_below_the_draft_and_what_is_always_0_tak
         viewer.history.steps[at] = dataclasses.replace(step, passes=made)
     async with running(viewer, (120, 40)) as (app, pilot):
         assert not app.screen.query_one(TimelinePanel).display
-        await pilot.press("v")
-        await pilot.pause()
+        await pressed(pilot, "v")
         lines = text_of(app.screen.query_one(EnginePanel)).splitlines()
         names = [line[:12].strip() for line in lines]
         at = names.index("draft")
@@ -245,8 +242,7 @@ async def test_every_screen_fits_every_size(size, is_live):
     async with running(viewer if is_live else replay(14), size) as (app, pilot):
         await pilot.press("j")
         for key in ("", "d", "r", "b", "v", "a", "f", "question_mark", "colon"):
-            await pilot.press(*([key] if key else []))
-            await pilot.pause()
+            await pressed(pilot, *([key] if key else []))
             for lines in app.screen.query(Lines):
                 assert "cannot draw" not in text_of(lines), (key, lines)
                 assert all(line_width(line) <= max(lines.area.width, 1) for line in lines.sheet.lines), (key, lines)
