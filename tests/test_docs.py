@@ -9,7 +9,7 @@ from benchmarks.__main__ import bench
 from specscope.cli.main import cli
 from specscope.gone import GONE, instead, refuse_gone
 from tests import fields, keys
-from tests.support.commands import specscope
+from tests.support.commands import said, specscope
 
 ROOT = Path(__file__).parent.parent
 ALONE = "README.md", "BENCHMARKS.md", "CONTRIBUTING.md", "tests/guarantees.md"
@@ -111,12 +111,10 @@ def _commands(command):
 
 
 def test_the_diagnosis_is_what_it_says():
-    from tests.support.commands import run_here
 
     (block,) = re.findall(r"```text\n\$ specscope (diagnose .*?)```", TEXT["README.md"], re.S)
     command, _, shown = block.partition("\n")
-    code, out, _ = run_here(command.split())
-    assert code == 1
+    out = said(command.split(), code=1)[0]
     assert out.split() == shown.split()  # which is as wide as a terminal
 
 

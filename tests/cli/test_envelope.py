@@ -10,7 +10,7 @@ import pytest
 from specscope.cli.main import cli
 from specscope.envelope import RAISED
 from tests.faults.settings import Setting, record
-from tests.support.commands import run_here
+from tests.support.commands import run_here, said
 from tests.support.samples import EAGLE, NGRAM, PLANTED, ROOT, SAMPLED
 
 COUNTS = ROOT / "tests/data/vllm/chat_greedy.json"
@@ -118,8 +118,7 @@ def test_text_of_a_capture_is_exact_and_moves_no_cursor(tmp_path):
     label = "\u202eabc\x9b\x7f\U000e0041 ü漢"
     lines = Path(NGRAM).read_text().replace(r"\"kind\": \"chat", r"\"kind\": \"" + label)
     (tmp_path / "x.jsonl").write_text(lines)
-    code, out, _ = run_here(["report", str(tmp_path / "x.jsonl"), "--json"])
-    assert code == 0
+    out = said(["report", str(tmp_path / "x.jsonl"), "--json"])[0]
     assert all(c.isprintable() or c == "\n" for c in out)
     assert any(group["value"] == label for group in json.loads(out)["captures"][0]["groups"]["kind"])
     assert "ü漢" in out
@@ -129,8 +128,7 @@ def test_a_file_whose_name_is_not_text(tmp_path):
     odd = tmp_path / "odd\udcff.jsonl"
     odd.write_bytes(Path(NGRAM).read_bytes())
     for words in (["report"], ["verify"], ["diagnose", "--no-audit"]):
-        code, out, _ = run_here([words[0], str(odd), *words[1:], "--json"])
-        assert code == 0
+        out = said([words[0], str(odd), *words[1:], "--json"])[0]
         assert json.loads(out)["source"][0].endswith(".jsonl")
 
 
@@ -155,8 +153,7 @@ def wrong(tmp_path_factory):
 @pytest.mark.parametrize("verb", ["verify", "diagnose"])
 def test_each_is_judged_by_itself_and_named(verb, wrong):
     more = ["--no-audit"] * (verb == "diagnose")
-    code, out, _ = run_here([verb, EAGLE, wrong, *more])
-    assert code == 1
+    out = said([verb, EAGLE, wrong, *more], code=1)[0]
     for file, alone in ((EAGLE, 0), (wrong, 1)):
         own, text, _ = run_here([verb, file, *more])
         assert own == alone
@@ -175,8 +172,7 @@ def test_what_is_wrong_beats_what_cannot_be_judged_and_that_beats_what_is_right(
 
 def test_one_that_cannot_be_read_is_told_and_the_others_are_judged(tmp_path, wrong):
     none = str(tmp_path / "none.jsonl")
-    code, out, err = run_here(["verify", EAGLE, none, "--json"])
-    assert code == 2
+    out, err = said(["verify", EAGLE, none, "--json"], code=2)
     assert err == f"specscope: error: cannot read {none}: No such file or directory\n"
     assert json.loads(out)["captures"][1] == {
         "source": none,
@@ -212,6 +208,5 @@ def test_report_pools_and_keeps_requests_apart():
 def test_the_same_file_under_another_name_is_refused(tmp_path):
     link = tmp_path / "link.jsonl"
     link.symlink_to(EAGLE)
-    code, _, err = run_here(["verify", EAGLE, str(link)])
-    assert code == 2
+    err = said(["verify", EAGLE, str(link)], code=2)[1]
     assert f"{EAGLE} and {link} are the same file" in err

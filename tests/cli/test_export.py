@@ -15,7 +15,7 @@ import pytest
 from benchmarks.replay import lengthen
 from specscope.analyze.export.schema import SCHEMAS
 from specscope.trace.wire.reading import read_capture
-from tests.support.commands import run_here
+from tests.support.commands import run_here, said
 from tests.support.samples import EAGLE, PLANTED, SAMPLED, TRACES
 from tests.waiting import HANG_SECONDS, until
 
@@ -61,8 +61,7 @@ def test_other_files_are_not_touched(tmp_path, name):
     else:
         (tmp_path / name).write_text("mine")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    code, _, err = run_here(["export", SAMPLED, "-o", str(tmp_path)])
-    assert code == 2
+    err = said(["export", SAMPLED, "-o", str(tmp_path)], code=2)[1]
     assert err == (
         f"specscope: error: {tmp_path} holds '{name}', which is not from an older export: give another folder\n"
     )
@@ -183,8 +182,7 @@ def test_every_verb_reads_it(name, place, tmp_path):
             assert code == 0, err
     assert run_here(["export", path, "-o", str(tmp_path / "tables")])[0] == 0
     (tmp_path / "script").write_text("goto r0@3\nwhere\ntree\nnode 0\ninfo step\ninfo requests\nnext\n")
-    code, out, err = run_here(["debug", path, "--commands", str(tmp_path / "script")])
-    assert code == 0, err
+    out, err = said(["debug", path, "--commands", str(tmp_path / "script")])
     assert "and 2 requests of the batch not in this file" in out
 
 

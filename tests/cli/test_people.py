@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specscope.trace.wire.reading import read_capture
-from tests.support.commands import run_here
+from tests.support.commands import run_here, said
 
 DATA = Path(__file__).parents[1] / "data"
 PEOPLE = DATA / "people"
@@ -205,8 +205,7 @@ def test_a_capture_of_a_newer_specscope_is_named_as_that(folder):
     (warning,) = read_capture("newer.jsonl").warnings
     assert "newer.jsonl: specscope 9.1 wrote it; this is" in warning
     Path("newer.jsonl").write_bytes(newer.replace(b'"specscope.run.block_size"', b'"specscope.run.page_size"'))
-    code, _, err = run_here(["report", "newer.jsonl"])
-    assert code == 2
+    err = said(["report", "newer.jsonl"], code=2)[1]
     assert "newer.jsonl, line 1: specscope 9.1 wrote it; this is" in err
     assert "(update specscope): " in err
     evidence = b'"specscope.run.evidence","value":{"stringValue":"%s"}'

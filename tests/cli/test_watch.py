@@ -15,7 +15,7 @@ from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.unspan import Decoder, run_info
 from tests.processes import ENV, SPECSCOPE
-from tests.support.commands import run_here
+from tests.support.commands import run_here, said
 from tests.support.records import received
 from tests.support.samples import PLANTED, SAMPLED
 from tests.waiting import HANG_SECONDS, until
@@ -34,8 +34,7 @@ PAGES = [
 def watched(tmp_path_factory):
     """A capture of the recorded log, and what was printed."""
     path = tmp_path_factory.mktemp("watch") / "w.jsonl"
-    code, out, err = run_here(["watch", LOG, "--headless", "-o", str(path)])
-    assert code == 0, err
+    out, err = said(["watch", LOG, "--headless", "-o", str(path)])
     return str(path), out, err
 
 
@@ -103,8 +102,7 @@ def test_compare_compares_figures(watched, tmp_path):
     assert told["b"]["acceptance"]["drafts"] == 181
     code, out, _ = run_here(["compare", captured, sampled, "--fail-if", "tau > 1.1"])
     assert (code, "FAIL" in out) == (1, True)
-    code, _, err = run_here(["export", captured, sampled, "-o", str(tmp_path / "page.html")])
-    assert code == 2
+    err = said(["export", captured, sampled, "-o", str(tmp_path / "page.html")], code=2)[1]
     assert "cannot be compared on a page: the capture holds counts only" in err
     head = tmp_path / "head.jsonl"
     head.write_text(Path(sampled).read_text().splitlines(keepends=True)[0])
@@ -134,8 +132,7 @@ def test_what_a_source_names_replaces_no_capture(tmp_path):
     for name in ("w.jsonl", "w-2.jsonl"):
         shutil.copy(PLANTED, tmp_path / name)
     answers = [str(DATA / name) for name in ("chat_greedy.json", "completion_greedy.json")]
-    code, out, err = run_here(["watch", *answers, "--headless", "-o", str(tmp_path / "w.jsonl")])
-    assert code == 0, err
+    out, err = said(["watch", *answers, "--headless", "-o", str(tmp_path / "w.jsonl")])
     assert "chatcmpl-8c7946b0c7c72083" in out
     assert "chat_greedy.json: vLLM response" in err
     assert [line.split()[1] for line in out.splitlines() if line.startswith("drafts")] == ["4", "30"]
@@ -150,8 +147,7 @@ def test_a_page_makes_no_more_files_than_it_may(tmp_path, monkeypatch):
     log = text("log.txt").splitlines()
     lines = [log[1][:110], *(re.sub(r"Engine \d+", f"Engine {number:03}", line) for number in range(5) for line in log)]
     (tmp_path / "many.log").write_text("\n".join(lines) + "\n")
-    code, _, err = run_here(["watch", str(tmp_path / "many.log"), "--headless", "-o", str(tmp_path / "w.jsonl")])
-    assert code == 0, err
+    err = said(["watch", str(tmp_path / "many.log"), "--headless", "-o", str(tmp_path / "w.jsonl")])[1]
     assert sorted(one.name for one in tmp_path.glob("*.jsonl")) == ["w-2.jsonl", "w.jsonl"]
     assert err.count("more than 2 engines: further ones are left out") == 1
     assert "warning: 15 intervals of more than 2 engines left out" in err
@@ -236,8 +232,7 @@ def test_logs_are_compared_and_a_made_up_run_beside_a_real_one_is_a_warning(tmp_
     assert (code, "not shown: the interval includes it" in out) == (0, True)  # of three intervals
     assert re.search(r"3\.90 +2\.40 +-1\.50 ", out)
     assert run_here(["compare", STEPS, SYNTHETIC, "--fail-if", "tau < 3"])[0] == 1
-    code, _, err = run_here(["compare", STEPS, SYNTHETIC, "--json"])
-    assert code == 0
+    err = said(["compare", STEPS, SYNTHETIC, "--json"])[1]
     assert "warning: B has synthetic verdicts and A does not say so: their figures cannot be compared" in err
     _, _, err = run_here(["compare", SYNTHETIC, shutil.copy(SYNTHETIC, tmp_path / "again.log")])
     assert "made-up" not in err

@@ -26,7 +26,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import branches, draw_tree
 from specscope.tui.keys import KEYS
 from tests.page.html import BAD, Page, hostile
-from tests.support.commands import run_here
+from tests.support.commands import run_here, said
 from tests.support.samples import EAGLE, EVIDENCE, PLANTED, ROOT, SAMPLED, TRACES
 from tests.trace import test_damaged as damaged
 
@@ -35,8 +35,7 @@ SOURCE = ROOT / "specscope" / "page" / "source"
 
 def exported(tmp_path, *words):
     path = tmp_path / "x.html"
-    code, _, err = run_here(["export", *words, "-o", str(path)])
-    assert code == 0, err
+    said(["export", *words, "-o", str(path)])
     return Page(path.read_text(encoding="utf-8"))
 
 

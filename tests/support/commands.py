@@ -26,6 +26,13 @@ def run_here(words):
     return ended.value.code, out.getvalue(), err.getvalue()
 
 
+def said(words, code=0):
+    """(stdout, stderr) of the command in this process, which ends with this code."""
+    found, out, err = run_here(words)
+    assert found == code, out + err
+    return out, err
+
+
 @contextlib.contextmanager
 def standard_input(given):
     """This process reads a text, or a file, as its descriptor and as its stream."""

@@ -21,7 +21,7 @@ from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import CaptureReader, read_capture, split_reference
 from specscope.whole_file import read_whole, write_whole
 from tests.processes import room_for
-from tests.support.commands import run_here, specscope
+from tests.support.commands import run_here, said, specscope
 from tests.support.samples import PLANTED
 from tests.trace.damage import spans_of
 from tests.trace.strategies import RUN
@@ -169,8 +169,7 @@ def test_other_outputs_replace_older_ones_of_their_kind_and_nothing_that_looks_l
         assert {run_here([*words, str(path)])[0] for _ in range(2)} <= {0, 1}
         assert path.stat().st_size
     path.write_bytes(theirs)
-    code, _, err = run_here([*words, str(path)])
-    assert code == 2
+    err = said([*words, str(path)], code=2)[1]
     assert str(path) in err
     assert why in err
     assert path.read_bytes() == theirs

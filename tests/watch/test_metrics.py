@@ -13,7 +13,7 @@ from specscope.watch.counts import UnreadableError
 from specscope.watch.pages import Intervals, difference, read_metrics
 from specscope.watch.results import read_json
 from specscope.watch.source import Server
-from tests.support.commands import run_here
+from tests.support.commands import run_here, said
 from tests.waiting import ends
 from tests.watch.samples import PEOPLE, SGLANG, Page, changed, read, text
 
@@ -271,8 +271,7 @@ def test_the_block_of_vllms_example_before_and_after_a_change(tmp_path, monkeypa
     (tmp_path / "a.txt").write_text(f"Processed prompts: 100%\n{BEFORE}")
     (tmp_path / "b.txt").write_text(AFTER)
     (tmp_path / "both.txt").write_text(BEFORE + AFTER)
-    code, out, err = run_here(["compare", "a.txt", "b.txt", "--fail-if", "tau drops > 1%"])
-    assert code == 0, err
+    out = said(["compare", "a.txt", "b.txt", "--fail-if", "tau drops > 1%"])[0]
     rows = [line.split() for line in out.splitlines()]
     assert ["mean", "acceptance", "length", "τ", "1.82", "2.10", "+0.28"] in [row[:7] for row in rows]
     assert "65.0% of 11,242" in out
@@ -314,8 +313,7 @@ def test_each_server_in_a_stream_of_logs_is_an_engine(tmp_path, form):
     )]  # fmt: skip
     path = tmp_path / "two.log"
     path.write_text("\n".join(lines) + "\n")
-    code, out, err = run_here(["report", str(path), "--json"])
-    assert code == 0, err
+    out = said(["report", str(path), "--json"])[0]
     told = [capture["intervals"] for capture in json.loads(out)["captures"]]
     assert [{one["told"]["engine"] for one in side} for side in told] == [{name.format(at)} for at in (0, 1)]
     assert [{one["told"]["running"] for one in side} for side in told] == [{8}, {2}]
