@@ -68,9 +68,11 @@ def deep(tmp_path_factory):
 @pytest.fixture(scope="session")
 def built(deep, tmp_path_factory):
     """Engines with every drafter over one target, each with the KV blocks that it had, built once for all modules."""
-    from tests.engines import build_engines
+    from tests.analyze.audit.runs import Bench
+    from tests.engines import DRAFTERS
 
-    made = build_engines(deep, tmp_path_factory.mktemp("head"))
+    bench = Bench(deep, tmp_path_factory.mktemp("head"))
+    made = {name: bench.fresh(name) for name in DRAFTERS}
     return made, {name: engine.runner.cache.pool.blocks for name, engine in made.items()}
 
 

@@ -5,8 +5,6 @@ import pytest
 from specscope import Engine
 from specscope.engine.build import drafter_blocks
 from specscope.speculate.drafters.model_drafter import ModelDrafter
-from tests.dflash import write_speculators
-from tests.heads import head_tensors, write_head, write_parallel_head
 from tests.mtp import add_modules
 
 PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
@@ -49,18 +47,6 @@ def run_all(engine, most=10**6):
 def each_drafter(names):
     """The names as parameters of a test that takes long."""
     return [pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ()) for name in names]
-
-
-def build_engines(target, folder):
-    """One of each, by name; the head is written into `folder`."""
-    heads = {"eagle": write_head(folder, head_tensors()), "p-eagle": write_parallel_head(folder / "parallel")}
-    heads["dflash"] = write_speculators(folder / "block")
-    targets, made = with_modules(target, folder), {}
-    for name, how in DRAFTERS.items():
-        head = heads.get(name.split()[0])
-        extra = {} if head is None else {"draft_model": str(head)}
-        made[name] = tiny_engine(targets.get(name, target), max_batch=3, max_step_tokens=24, **how, **extra)
-    return made
 
 
 def with_modules(target, folder):

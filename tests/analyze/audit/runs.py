@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.trace.history.history import History
 from tests.dflash import write_speculators
-from tests.engines import DRAFTERS, PROMPTS, fresh, with_modules
+from tests.engines import DRAFTERS, PROMPTS, fresh, tiny_engine, with_modules
 from tests.heads import VARIANTS, head_tensors, write_head, write_parallel_head, write_variant
 from tests.own import Bigrams
 
@@ -41,7 +41,7 @@ SETTINGS = {
     "dynamic model": {"drafter": "draft_model", "draft_model": "self:5", "tree": "dynamic:8,depth=3,top=3"},
 }
 OWN = {"drafter": Bigrams, "tree": "[(0,), (1,), (0, 0)]"}  # which no judge knows
-SMALL = {"dtype": "float32", "kv_memory": 0.01, "max_batch": 3, "max_step_tokens": 24}
+SMALL = {"max_batch": 3, "max_step_tokens": 24}
 
 
 class Bench:
@@ -67,7 +67,7 @@ class Bench:
             how["draft_model"] = self.heads.get(name, self.heads.get(name.split()[0], self.heads["eagle"]))
         if how.get("draft_model") == "same":
             how["draft_model"] = self.target
-        return Engine(target=str(self.targets.get(name, self.target)), **{**SMALL, **how, **self.more, **more})
+        return tiny_engine(self.targets.get(name, self.target), **{**SMALL, **how, **self.more, **more})
 
     def engine(self, name):
         """One that several tests share."""

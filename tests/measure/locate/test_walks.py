@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.analyze.diagnose.diagnosis import JudgedCase
 from specscope.analyze.findings import Exit, Reference
 from specscope.analyze.locate.located import Stage
@@ -14,6 +14,7 @@ from specscope.trace.wire.reading import read_capture
 from tests import dflash
 from tests.analyze.audit.runs import SMALL, run
 from tests.analyze.histories import write
+from tests.engines import tiny_engine
 from tests.faults.fault import Fault, in_every_engine
 from tests.faults.judged import walked
 from tests.faults.models import TARGET, story
@@ -177,7 +178,7 @@ def test_nothing_is_located_in_a_run_of_bfloat16(drafter, monkeypatch):
 def walk_of_block(deep, head, folder, install=None, **rule):
     """The walk over a run of two requests, both by an engine into which a fault is put."""
     with in_every_engine(install or (lambda patch, engine: None)):
-        engine = Engine(target=str(deep), drafter="dflash", draft_model=str(head), **SMALL)
+        engine = tiny_engine(deep, drafter="dflash", draft_model=str(head), **SMALL)
         history = run(engine, rule, tokens=30, prompts=["abcabcabcab", "the cat sat on the mat, the cat"])
         engine.close()
     return walked(write(history, folder / "run.jsonl"), deep, str(head), install)
