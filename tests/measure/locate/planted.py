@@ -20,7 +20,7 @@ from specscope.model.heads.eagle_head import EagleHead
 from specscope.speculate.drafters.base import Level
 from specscope.speculate.drafters.eagle import Eagle
 from tests.faults.fault import altered, replaced
-from tests.faults.planted import block, drafter_kv, features
+from tests.faults.planted import drafter_kv, features
 from tests.faults.planted.drafts import other_map
 from tests.faults.planted.kv import chunks_from_zero, left_where_it_lay
 from tests.model.test_architectures import build
@@ -294,11 +294,11 @@ DRAFTER = {
 }
 BLOCK = {
     "features of other layers": Placed(features.one_lower, "features layer 2"),
-    "norm left out": Placed(block.no_norm, "hidden_norm"),
-    "wrong mask token": Placed(block.other_mask, "tokens"),
-    "block positions off by one": Placed(block.one_further, "positions"),
-    "stale KV": Placed(block.stale_root, "midlayer.self_attn.context key"),
-    "context written from the wrong row": Placed(block.row_before, "midlayer.self_attn.context key"),
+    "norm left out": Placed(drafter_kv.no_norm, "hidden_norm"),
+    "wrong mask token": Placed(drafter_kv.other_mask, "tokens"),
+    "block positions off by one": Placed(drafter_kv.one_further, "positions"),
+    "stale KV": Placed(drafter_kv.stale_root, "midlayer.self_attn.context key"),
+    "context written from the wrong row": Placed(drafter_kv.row_before, "midlayer.self_attn.context key"),
 }
 
 
