@@ -26,8 +26,7 @@ DRAFTERS = {
     "mtp-3": {"drafter": "mtp", "tree": "3"},  # three, each once
 }
 # Where each drafter is tried for a long time, those that are like another one are slow tests.
-LIKE_ANOTHER = ("eagle", "p-eagle", "p-eagle chain", "dflash", "dflash dynamic", "same model", "dynamic model", "mtp")
-LIKE_ANOTHER += ("eagle-1",)
+LIKE_ANOTHER = ("eagle", "p-eagle", "p-eagle chain", "dflash", "dflash dynamic", "mtp")
 SMALL = 9  # blocks: with a few requests somebody is preempted
 
 

@@ -211,7 +211,7 @@ def test_of_many_items_some_are_searched_and_the_figures_are_over_all(name, monk
     assert found.total_in + found.total_out == len(differs)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 10**6), miss=st.floats(0, 0.3), false=st.floats(0, 0.05), depth=st.integers(2, 5))
 def test_a_rule_is_found_behind_noise(seed, miss, false, depth):
     """Some that should differ do not (they agree by chance), and a few others do."""

@@ -94,7 +94,8 @@ def test_a_fault_is_in_every_engine_until_it_is_closed():
     assert seen == [True, True]
 
 
-@pytest.mark.parametrize("how", ["always", pytest.param(RARELY, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["always", RARELY])
 def test_a_fault_is_located_in_the_engine_that_runs_again(tmp_path, monkeypatch, how):
     name = "KV not moved, sampled"
     short = dataclasses.replace(SETTINGS[FAULTS[name].setting], requests=2, tokens=24)

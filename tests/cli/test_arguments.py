@@ -197,18 +197,19 @@ def test_what_tells_no_tree_or_does_not_fit_together_is_refused(words, says, for
     assert says in err
 
 
+@pytest.mark.slow
 def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     """The whole way on a tiny engine: capture, costs, choice, check on other prompts."""
     from specscope.measure import step_costs
 
     monkeypatch.setattr(step_costs, "SECONDS", 0.0)
     lines = tmp_path / "prompts.txt"
-    lines.write_text("\n".join(story(60 + i, 40) for i in range(4)))
+    lines.write_text("\n".join(story(60 + i, 40) for i in range(3)))
     models = ["--target", str(TARGET), "--draft-model", str(HEAD)]
     flags = ["--raw", "--dtype", "float32", "--max-tokens", "20", "--kv-memory", "0.05"]
     capture = ["capture", lines, "-o", tmp_path / "c.jsonl", "--tree", "dynamic:12,depth=3,top=4"]
     assert specscope(*capture, *models, *flags).returncode == 0
-    lines.write_text("\n".join(story(90 + i, 40) for i in range(3)))
+    lines.write_text("\n".join(story(90 + i, 40) for i in range(2)))
     check = ["--check", "--prompts", lines, "--costs", tmp_path / "costs.json", "--tree", "2", "--nodes", 8]
     found = json.loads(tuned(tmp_path / "c.jsonl", *models, *check, "--json"))
     named = {name: row for row in found["trees"] for name in row["names"]}

@@ -35,7 +35,11 @@ def installed(tmp_path_factory):
     [
         (["watch", "--listen", "127.0.0.1:0"], b"127.0.0.1:"),
         (["run", "abc", "--target", "TINY"], b" s  loading "),  # a model: torch is there
-        (["serve", "--screen", "--port", "0", "--kv-memory", "0.01", "--target", "TINY"], b"specscope: serving "),
+        pytest.param(
+            ["serve", "--screen", "--port", "0", "--kv-memory", "0.01", "--target", "TINY"],
+            b"specscope: serving ",
+            marks=pytest.mark.slow,
+        ),
         (["vllm", "--screen", "--python", "PYTHON", "--", "serve"], b"its output"),
     ],
     ids=["listen", "run", "serve", "vllm"],
@@ -112,12 +116,14 @@ def captures(folder, several, tiny):
     return said[3:], err
 
 
-def test_the_module_of_a_drafter_of_ones_own_is_run_and_one_that_only_a_capture_names_is_not(
-    captures, folder, several, tiny
-):
+def test_the_module_of_a_drafter_of_ones_own_is_run(captures, folder):
     run, theirs = (read_capture(folder / f"{name}.jsonl").history for name in ("mine", "theirs"))
     assert (run.run.drafter, run.run.tree, theirs.run.drafter) == ("last words", "4", "theirs:LastWords")
     assert any(len(part.tree) == 4 for step in run.steps for part in step.requests)
+
+
+@pytest.mark.slow
+def test_a_drafter_that_only_a_capture_names_is_never_imported(captures, several, tiny):
     verbs = ("diagnose", "tune --check")
     assert len(several(*(f"{verb} theirs.jsonl --target {tiny}" for verb in verbs))[0]) == len(verbs)
 

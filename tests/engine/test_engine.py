@@ -101,6 +101,7 @@ def test_chat_messages_and_turns(own):
     assert (engine.encode(engine.turn("hi")), engine.turn("hi", raw=True)) == (encoded, "hi")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["draft tree", "eagle", "eagle dynamic", "p-eagle dynamic"])
 def test_going_back_and_on_begins_no_branch(make, name):
     """To the last bit, in bfloat16 too: what a request still holds is not computed again with other shapes."""
@@ -183,7 +184,7 @@ def test_a_drafter_is_caught_up_when_drafting_returns(make, name):
         assert np.allclose(gapped[place][2], whole[place][2], atol=1e-5)
 
 
-UNEVEN = ["long " * 7, "the cat sat"]
+UNEVEN = ["long " * 7, "the"]
 PARAMS = [SamplingParams(max_tokens=2, temperature=0.9, ignore_eos=True, repetition_penalty=r) for r in (1.0, 1.3)]
 
 

@@ -82,7 +82,7 @@ def some_of(row):
 
 
 EVERY = {"some": some_of, "pressed": lambda row: WAYS, "easy": lambda row: EASY}
-ALIKE = (*LIKE_ANOTHER, "none")  # which is what `plain` runs
+ALIKE = (*LIKE_ANOTHER, "same model", "dynamic model", "eagle-1", "none")  # the last is what `plain` runs
 RARE = 5000  # compared tokens to each place where requests part: a near tie, whatever the ways that meet it
 
 

@@ -19,6 +19,7 @@ from specscope import SamplingParams
 from specscope.errors import UserError
 from specscope.speculate import sampling
 from specscope.trace.record.records import FinishReason
+from tests.analyze.audit.runs import Bench
 from tests.engine.test_invariances import timeless
 from tests.engines import PROMPTS, run_all
 from tests.waiting import HANG_SECONDS, until
@@ -82,11 +83,19 @@ class Reads(TorchDispatchMode):
         return Counter(name for _, name in self.calls.values())
 
 
+@pytest.fixture(scope="module")
+def bench(deep, tiny, tmp_path_factory):
+    """Over a target of few layers where no head needs many."""
+    made = Bench(deep, tmp_path_factory.mktemp("heads"), backend="triton", device="cpu", evidence="lean")
+    made.targets |= dict.fromkeys(("none", "ngram"), tiny)
+    return made
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LIKE_ANOTHER else ()) for n in RUNS])
-def test_a_step_reads_its_verdicts_and_each_draft_pass_its_tokens(make, monkeypatch, name):
+def test_a_step_reads_its_verdicts_and_each_draft_pass_its_tokens(bench, monkeypatch, name):
     monkeypatch.setattr(sampling, "argmax", lambda rows: rows.argmax(-1))  # as it is where there is a GPU
     tree, temperature = RUNS[name]
-    engine = make(name, tree=tree, backend="triton", device="cpu", evidence="lean")
+    engine = bench.fresh(name, tree=tree)
     for i, prompt in enumerate(("abcabc", "the")):
         more = PENALISED if name in ("none", "ngram") else {}  # a model's tokens are read for each request then
         engine.add(prompt, SamplingParams(max_tokens=5, temperature=temperature, seed=i + 1, ignore_eos=True, **more))

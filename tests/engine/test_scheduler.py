@@ -143,6 +143,7 @@ def test_the_drafter_s_cache_is_asked_too(small):
     pool.__init__(40)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["none", "ngram", "draft tree", "eagle dynamic"])
 def test_nobody_starves(small, name):
     """A request that needs nearly all blocks is served though short ones come as long as it waits."""

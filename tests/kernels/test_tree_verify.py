@@ -102,7 +102,7 @@ def test_where_hardly_any_q_is_left_nothing_is_lost():
     assert got["residual_mass"].tolist() == pytest.approx([0, 0.875, 6 / 7], rel=1e-4)
 
 
-PROMPTS = ["abcabcabcab", "the cat sat on the mat, the cat", "x"]
+PROMPTS = ["abcabcab", "the cat sat on the mat", "x"]
 DRAFTERS = {  # by the name of a row: that of its engine, and its tree
     "ngram": ("ngram", "3x3"),
     "tree": ("draft tree", "[(0,), (1,), (0, 0), (1, 0)]"),
@@ -134,13 +134,13 @@ def run(bench, backend, name, params):
 @pytest.mark.parametrize(
     ("name", "temperature"),
     [
-        pytest.param(name, t, marks=() if (name, t) in (("tree", 0.9), ("dynamic", 0.0)) else pytest.mark.slow)
+        pytest.param(name, t, marks=() if (name, t) == ("tree", 0.9) else pytest.mark.slow)
         for name in DRAFTERS
         for t in (0.0, 0.9)
     ],
 )
 def test_both_backends_make_the_same_of_a_batch(bench, name, temperature):
-    params = SamplingParams(max_tokens=5, temperature=temperature, seed=3, ignore_eos=True)
+    params = SamplingParams(max_tokens=4, temperature=temperature, seed=3, ignore_eos=True)
     ours, reference = (run(bench, backend, name, params) for backend in ("triton", "torch"))
     assert [r.token_ids for r in ours] == [r.token_ids for r in reference]
     for a, b in zip(ours, reference, strict=True):
@@ -167,7 +167,7 @@ def test_triton_without_a_gpu_is_refused(monkeypatch):
         pick_backend("triton", torch.device("cpu"))
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     rng=SEEDS,
     requests=st.integers(1, 4),
@@ -182,7 +182,7 @@ def test_any_batch(rng, requests, **how):
     check_attention(tree_attention, rng, requests=requests, **how)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("how", [{}, {"splits": 2}, {"window": 9}, {"softcap": 20.0}, {"sinks": True}])
 def test_half_types_sum_in_float32(dtype, how):
@@ -275,7 +275,7 @@ def test_verification_compiles(capability):
     check(capability, seen)
 
 
-ASKED = ["abcabcabcab", "the cat sat"]
+ASKED = ["abcabcab", "the cat"]
 ROWS = {  # by the name of an engine: its tree, and a temperature
     "none": (None, 0.9),
     "ngram": ("2x3", 0.0),
@@ -301,9 +301,11 @@ def keep(run):
 
 
 @pytest.fixture(scope="module")
-def graphs_bench(deep, tmp_path_factory):
-    how = {"backend": "triton", "graphs": "off", "device": DEVICE.type, "max_context": 200}
-    return Bench(deep, tmp_path_factory.mktemp("heads"), **how, max_batch=2, max_step_tokens=32)
+def graphs_bench(deep, tiny, tmp_path_factory):
+    how = {"backend": "triton", "graphs": "off", "device": DEVICE.type, "max_context": 48}
+    made = Bench(deep, tmp_path_factory.mktemp("heads"), **how, max_batch=2, max_step_tokens=32)
+    made.targets |= dict.fromkeys(("none", "ngram"), tiny)
+    return made
 
 
 def capture(engine):
@@ -325,7 +327,7 @@ def watch_replays(graphs):
 )
 def test_a_captured_engine_gives_the_same(graphs_bench, name):
     tree, temperature = ROWS[name]
-    params = SamplingParams(max_tokens=7, temperature=temperature, seed=3, ignore_eos=True)
+    params = SamplingParams(max_tokens=5, temperature=temperature, seed=3, ignore_eos=True)
     plain, graphed = (graphs_bench.fresh(name, tree=tree) for _ in range(2))
     text, said = capture(graphed)
     count = len(said)

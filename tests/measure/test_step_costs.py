@@ -160,6 +160,7 @@ CASES = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_what_differs_is_named_by_its_key(name, tmp_path):
     case = CASES[name]

@@ -69,7 +69,9 @@ def test_what_is_a_model_and_what_is_none(tmp_path):
 
 LOAD = """
 import sys, torch
+from specscope.engine.lean import import_transformers
 from specscope.errors import UserError
+import_transformers()
 from specscope.model.loader import load_model, load_tokenizer
 asked = []  # addresses, by name where the library looks the name up
 sys.addaudithook(lambda event, args: asked.append(args) if event == "socket.connect" else None)
@@ -236,6 +238,7 @@ def test_what_is_not_whole_is_refused(folder, spoil, match):
     assert "model" in str(error.value)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"step3p7"}))  # a folder of which is refused: it sees images
 def test_whole_models_of_every_family_are_taken_and_compute_the_same(name, tmp_path):
     build(name).save_pretrained(tmp_path / "model")

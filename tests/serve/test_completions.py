@@ -174,6 +174,7 @@ def asked(client, lines):
             yield str(error)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 @pytest.mark.parametrize("level", Privacy, ids=lambda level: level.name.lower())
 def test_it_leaves_by_no_way(served_engine, tmp_path, level, protocol):

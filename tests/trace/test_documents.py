@@ -138,10 +138,10 @@ def test_a_file_of_one_object(tmp_path):
 def test_nobody_decodes_json_from_outside_by_himself():
     found = set()
     for path in SOURCE.rglob("*.py"):
-        name = str(path.relative_to(SOURCE))
-        if name in OWN:
+        name, text = str(path.relative_to(SOURCE)), path.read_text()
+        if name in OWN or "json" not in text:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(text)):
             call = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if call in ("json.loads", "json.load", "orjson.loads", "msgspec.json.decode", "msgspec.json.Decoder"):
                 found.add((name, call))

@@ -223,15 +223,12 @@ def ends(capture):
     return [end for record in read_capture(capture).history.steps for end in record.finished]
 
 
-def test_a_script_is_recorded_and_sent_and_does_what_it_does_without(folder, installation):
+def test_a_script_is_recorded_and_sent(folder, installation):
     taken, words = [], ["script.py", "exits", "--capture", "x"]
-    without = run(words, folder, installation)
     with Receiver(taken.append) as receiver:
         variables = {"SPECSCOPE_CAPTURE": "run.jsonl", "SPECSCOPE_OTLP_ENDPOINT": f"127.0.0.1:{receiver.grpc_port}"}
         recorded = run(words, folder, installation, **variables)
-    assert (recorded.returncode, recorded.stdout) == (without.returncode, without.stdout)
-    assert without.returncode == 3
-    assert without_ours(recorded.stderr) == without_ours(without.stderr)
+    assert recorded.returncode == 3
     assert f"specscope: captured to {folder / 'run.jsonl'}" in recorded.stderr
     steps = read_capture(folder / "run.jsonl").history.steps
     assert len(steps) > 5
@@ -239,7 +236,7 @@ def test_a_script_is_recorded_and_sent_and_does_what_it_does_without(folder, ins
     assert sent == {record.step for record in steps}, "the receiver did not get every record"
 
 
-@pytest.mark.parametrize("how", ["raises", "forks"])
+@pytest.mark.parametrize("how", ["exits", "raises", "forks"])
 @pytest.mark.slow
 def test_however_it_ends_the_capture_is_whole(folder, installation, how):
     without = run(["script.py", how], folder, installation)
@@ -382,6 +379,7 @@ def accepted_inside(history):
     return Counter(token for part in steps(history) for token in part.output()[:-1]).most_common(1)[0][0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("plant", "case", "checks", "cause"), PLANTED, ids=[row[0].__name__ for row in PLANTED])
 def test_it_is_convicted_and_named(tmp_path, plant, case, checks, cause):
     more = {}

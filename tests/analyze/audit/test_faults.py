@@ -153,7 +153,8 @@ def ran(engine, prompts=3):
     return run(engine, RULES["temperature"], tokens=12, prompts=PROMPTS[:prompts])
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *(pytest.param(name, marks=pytest.mark.every(3)) for name in BLOCKS)])
+@pytest.mark.every(3)
+@pytest.mark.parametrize("name", [*VARIANTS, *BLOCKS])
 def test_a_healthy_run_agrees(bench, of_variant, name):
     engine = of_variant(name)
     history = ran(engine)
@@ -200,6 +201,7 @@ LEFT_OUT = {  # of the engine: by the variant in whose runs it is missed
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_what_is_left_out_is_convicted(bench, of_variant, monkeypatch, name):
     engine = of_variant(name, own=True)

@@ -177,6 +177,7 @@ def test_the_batch_changes_nothing(bench, name, temperature):
     assert any(one.name == "requests in a step, mean" for one in found.differences)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["eagle", "eagle dynamic", "draft tree"])
 def test_drafts_at_the_positions_of_their_children_are_different(bench, name, monkeypatch):
     """The outputs are the same, and acceptance hardly is another: the drafter's own probabilities tell."""
@@ -191,6 +192,7 @@ def test_drafts_at_the_positions_of_their_children_are_different(bench, name, mo
     assert not marked & {"target p", "target p, raw", "coin", "verdict"}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("temperature", [0.0, 0.2], ids=["greedy", "sampled"])
 def test_other_drafters_have_the_same_target(bench, temperature):
     sides = {

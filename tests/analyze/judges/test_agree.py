@@ -122,10 +122,11 @@ def test_no_difference_means_that_nothing_is_marked(history):
 @pytest.fixture(scope="module", params=["mtp tree", pytest.param("mtp chain", marks=pytest.mark.slow)])
 def of_modules(request):
     """(the capture, its target) as they are given to a verb."""
-    setting = short(request.param)
+    setting = short(request.param, requests=2)
     return str(capture(setting)), str(setting.target)
 
 
+@pytest.mark.slow
 def test_all_verbs_work_over_a_targets_own_modules(of_modules, monkeypatch):
     monkeypatch.setattr(step_costs, "SECONDS", 0.0)  # of each measurement of tune
     capture, target = of_modules

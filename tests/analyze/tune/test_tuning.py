@@ -276,7 +276,7 @@ def test_greedy_it_accepts_at_each_place_what_is_judged(drafter, tree):
         ("eagle", LARGE, "3", 0.0, "standard"),
         ("eagle", LARGE, "dynamic:4,depth=2,top=4", 0.0, "standard"),
         ("model", LARGE, "dynamic:6,depth=3,top=3", 0.8, "standard"),
-        ("model", f"top:{WIDE}", "top:2x2", 0.8, "standard"),
+        pytest.param("model", f"top:{WIDE}", "top:2x2", 0.8, "standard", marks=pytest.mark.slow),
         pytest.param("model", f"top:{WIDE}", "top:2x2", 0.8, "traversal", marks=pytest.mark.slow),
     ],
 )

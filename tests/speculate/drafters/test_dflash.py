@@ -148,6 +148,7 @@ def test_greedy_drafts_are_transformers_own(folder):
     assert compared > 10
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tree", [None, "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"])
 def test_sampled_drafts_are_our_coins_in_the_references_distribution(folder, tree):
     reference, iterated = Reference(folder), tree is not None
@@ -269,6 +270,7 @@ def hugging(deep):
     return AutoModelForCausalLM.from_pretrained(deep, dtype=torch.float32)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("head", ["eagle3", "eagle1", "one aux_layer"])
 def test_the_notes_say_what_fed_the_head(eagle_with, hugging, head):
     """Each row of the first pass once, in order, with the norms of what transformers says of its position."""

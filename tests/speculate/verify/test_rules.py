@@ -26,7 +26,7 @@ from specscope.trace.record.rules import BLOCK, MATCH, ROUNDING, STANDARD, TRAVE
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.tree_shape import parse_tree
 from tests.analyze.locate.planted import q_doubled_where_late
-from tests.engines import DRAFTERS, PROMPTS, tiny_engine
+from tests.engines import DRAFTERS, PROMPTS, each_drafter, tiny_engine
 from tests.faults.fault import replaced
 from tests.faults.planted import trials
 from tests.kernels import DEVICE
@@ -89,14 +89,14 @@ def test_the_standard_rule_emits_the_targets_distribution(text, vocab, drawn):
     assert worst(text, vocab, drawn, standard) < 1e-12
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @DRAWN
 @pytest.mark.parametrize(("text", "vocab"), DEEP)
 def test_traversal_emits_the_targets_distribution(text, vocab, drawn):
     assert worst(text, vocab, drawn, ahead) < 1e-12
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @DRAWN
 @pytest.mark.parametrize(("text", "vocab"), SHAPES)
 def test_matching_emits_the_targets_distribution(text, vocab, drawn):
@@ -142,6 +142,7 @@ MISTAKES = {  # in drafting or in the rule
 REARRANGED = {"siblings are sorted by q": sorted_siblings, "a sampled sibling is pruned": pruned}
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", [*MISTAKES, *REARRANGED])
 def test_mistakes_in_drafting_and_of_the_standard_rule_are_caught(monkeypatch, name):
     if name in MISTAKES:
@@ -285,7 +286,7 @@ PENALISED = SamplingParams(temperature=0.8, repetition_penalty=1.3, presence_pen
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", each_drafter(DRAFTERS))
 def test_the_notes_are_those_of_the_distributions(engines, name, params):
     engine = engines[name]
     engine.keep_timeline()  # keeps the tensors of the step that ran last
