@@ -150,7 +150,7 @@ async def test_what_a_paused_engine_was_asked_for_is_shown_until_a_step_does_it(
         await pressed(pilot, "j", "x")
         assert (engine.submitted, engine.cancelled) == (["hey"], ["r1"])
         assert "r1 will be cancelled by the next step" in notes(app)[-1]
-        assert "queued" in text_of(panel)
+        assert ", 1 queued" in "".join(text for text, _ in panel.sheet.title)
         assert "hey" in text_of(panel)
         assert "cancelling" in text_of(panel)
         engine.made.add("r9", "", "hey", " you there")

@@ -230,7 +230,7 @@ class Search:
         for _ in range(SWEEPS):
             level = np.bincount(rows, away - offsets[tokens]) / np.maximum(of_rows, 1)
             offsets = np.bincount(tokens, away - level[rows], len(of_tokens)) / np.maximum(of_tokens, 1)
-        moved, apart = torch.from_numpy(offsets).float(), float(np.ptp(offsets[of_tokens > 0]))
+        moved, apart = torch.from_numpy(offsets[: self.rows.vocab]).float(), float(np.ptp(offsets[of_tokens > 0]))
         name = f"an offset of each token on the logits, up to {apart:.3g} apart"
         return [RuleChange(name, LOGITS, changed(LOGITS, lambda logits: logits + moved), fitted=True)]
 
