@@ -40,15 +40,29 @@ def segments(y: Doubles, w: Doubles, known: float) -> list[int]:
     if m < 2 * LEAST:
         return []
     (first, last), gain, tried = _most_different(y, w)
-    noises = [_left(y, w, steps(y, w, sorted({first, last} - {0, m})), known)]
-    if m > MANY:  # there may be more levels than these, which that takes for noise
-        noises.append((varies(y, w)[1], DEGREES))
-    chances = [t_two_sided(math.sqrt(gain / max(noise, known, 1e-12)), free) for noise, free in noises]
-    if min(chances) * len(chances) * tried >= CHANCE:
+    found, slopes = noises(y, w, steps(y, w, sorted({first, last} - {0, m})), known)
+    if least_chance(gain, found) * (1 if slopes else tried) >= CHANCE:
         return []
     parts = [(a, b) for a, b in ((0, first), (first, last), (last, m)) if b > a]
     inner = [a + place for a, b in parts for place in segments(y[a:b], w[a:b], known)]
     return sorted({first, last, *inner} - {0, m})
+
+
+def noises(y: Doubles, w: Doubles, fit: Doubles, known: float) -> tuple[list[tuple[float, float]], bool]:
+    """What the variance at weight 1 may be, with degrees of freedom, where a fit holds, or more levels or a slope do;
+    and whether there is a slope: then some change is sure, and only its place is sought."""
+    found = [_left(y, w, fit, known)]
+    if len(y) > MANY:  # there may be more levels than these, which that takes for noise
+        found.append((max(varies(y, w)[1], known), DEGREES))
+    line = np.polyval(np.polyfit(np.arange(len(y)), y, 1, w=np.sqrt(w)), np.arange(len(y)))
+    sloped = _left(y, w, line, known)
+    slopes = least_chance(float((w * (line - np.average(y, weights=w)) ** 2).sum()), [sloped]) < CHANCE
+    return found + [sloped] * slopes, slopes
+
+
+def least_chance(gain: float, found: Sequence[tuple[float, float]]) -> float:
+    """The chance that so much less is left unexplained, by the noise that makes it least, of all that were tried."""
+    return len(found) * min(t_two_sided(math.sqrt(gain / max(noise, 1e-12)), free) for noise, free in found)
 
 
 def _left(y: Doubles, w: Doubles, fit: Doubles, known: float) -> tuple[float, float]:

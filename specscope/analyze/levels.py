@@ -10,12 +10,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.change_points import CHANCE, DEGREES, LEAST, segments, steps, varies
+from specscope.analyze.change_points import CHANCE, DEGREES, LEAST, least_chance, noises, segments, steps, varies
 from specscope.analyze.conditions import CERTAIN, Condition, find, log_fisher
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.significance import t_quantile, t_two_sided
@@ -164,14 +165,18 @@ def _changed(items: _Items, length: Doubles) -> Iterator[Level]:
     for (_, where), chosen in items.series.items():
         y, w = length[chosen], items.weight[chosen]
         known = float((w * items.counting[chosen]).mean())
-        if not (bounds := segments(y, w, known)):
-            continue
-        fit = steps(y, w, bounds)
-        noise, edges = max(varies(y - fit, w)[1], known), [0, *bounds, len(y)]
-        for before, first, last in zip([0, *edges], edges, edges[1:], strict=False):
-            error = math.sqrt(noise * (1 / w[before:first].sum() + 1 / w[first:last].sum())) if first else 1.0
-            chance = len(y) * t_two_sided(float(fit[first] - fit[first - 1]) / error, max(len(y) - 2, 1))
-            yield items.level(where, chosen[first:last], noise, min(1.0, chance) if first else None)
+        bounds, chances = segments(y, w, known), [1.0]
+        while bounds and max(chances) >= CHANCE:
+            fit, edges = steps(y, w, bounds), [0, *bounds, len(y)]
+            found, slopes = noises(y, w, fit, known)
+            spread = [1 / w[first:last].sum() for first, last in pairwise(edges)]
+            gains = np.diff(fit)[np.array(bounds) - 1] ** 2 / [sum(two) for two in pairwise(spread)]
+            tried = 1 if slopes else len(y)
+            chances = [min(1.0, tried * least_chance(gain, found)) for gain in gains.tolist()]
+            if max(chances) >= CHANCE:  # beside the others it is no change
+                bounds.pop(int(np.argmax(chances)))
+        for (first, last), chance in zip(pairwise(edges), [None, *chances], strict=True) if bounds else ():
+            yield items.level(where, chosen[first:last], min(found)[0], chance)
 
 
 def _explained(items: _Items, holds: Bools) -> tuple[Doubles, float]:
@@ -202,6 +207,8 @@ def _condition(items: _Items, *, timed: bool) -> tuple[Condition | None, Bools]:
     condition = find(facts, low)
     if condition is None or not condition.tests or condition.p_value >= CHANCE or condition.correlation < TELLS:
         return None, low
+    if len(condition.tests) > 2 and _facts_of(condition) == {TIME}:  # single moments, which tell nothing
+        return None, low
     holds = condition.holds(facts)
     if _of_load(condition) and _coincide(low, holds) >= CERTAIN:
         return None, low
@@ -226,9 +233,8 @@ def _coincide(low: Bools, holds: Bools) -> float:
 
 
 def _stretches(items: _Items, holds: Bools) -> Iterator[tuple[int, int]]:
-    """Those of at least three intervals in which a condition holds."""
+    """Those in which a condition holds."""
     for chosen in items.series.values():
         edges = np.flatnonzero(np.diff(np.concatenate([[0], holds[chosen].astype(np.int8), [0]])))
         for first, last in edges.reshape(-1, 2).tolist():
-            if last - first >= LEAST:
-                yield items.steps[chosen[first]].start_ns, items.steps[chosen[last - 1]].end_ns
+            yield items.steps[chosen[first]].start_ns, items.steps[chosen[last - 1]].end_ns

@@ -21,7 +21,7 @@ from specscope.analyze.levels import Levels, levels
 from specscope.analyze.plain import fields, plain, valid
 from specscope.analyze.questions.answers import Answers, answer
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.history.interval import counts, definitions, missing_text
+from specscope.trace.history.interval import IntervalMeans, counts, definitions, missing_text
 from specscope.trace.history.loops import LONGEST, TIMES, TOLD, Loops, loops_of, together
 from specscope.trace.history.stats import Acceptance, mean_tau
 from specscope.trace.history.totals import Undrafted, shares
@@ -315,12 +315,17 @@ class Report:
         """Per request: the share of its output in loops, and the acceptance length of its other steps."""
         return _mean(each.loops.share for each in self.requests), mean_tau([each.loops.rest for each in self.requests])
 
+    def _over_intervals(self) -> dict[str, Any]:
+        over = IntervalMeans(each.told for each in self.intervals)
+        means = {"mean_acceptance_length": over.length(self.pooled), "draft_acceptance_rate": over.rate(self.pooled)}
+        return {"intervals": plain(self.intervals), "levels": plain(self.levels), "over_intervals": means}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: all that text and page show, and every request in full."""
         names = ("source", "run", "warnings", "lost", "engine", "phases", "groups", "requests")
         looped = dict(zip(("share", "mean_acceptance_length_without"), self.loop_means, strict=True))
         return {
-            **({"intervals": plain(self.intervals), "levels": plain(self.levels)} if self.intervals else {}),
+            **(self._over_intervals() if self.intervals else {}),
             **{name: plain(getattr(self, name)) for name in names},
             "pooled": told(self.pooled),
             "per_request_mean": plain(self.means),

@@ -63,12 +63,11 @@ PROMPT_TABLE = FileKind("a table of prompts", ReadAs.PROMPTS)
 REQUEST_DUMP = FileKind("a dump of SGLang's requests", ReadAs.PROMPTS)
 SHAREGPT = FileKind("ShareGPT's data set", ReadAs.PROMPTS)
 WRAPPED_LOG = watched("a log in JSON Lines")
-VLLM_LOG = watched("a log of vLLM")
+LOGS = VLLM_LOG, SGLANG_LOG, LLAMACPP_LOG = [watched(f"a log of {name}") for name in ("vLLM", "SGLang", "llama.cpp")]
 ANSWER = watched("a server's response")
 TEXTS = unread("a training data set")
 STREAM = watched("a server's response, as a stream")
 LLAMACPP_STREAM = watched("a response of llama.cpp, as a stream")
-LLAMACPP_LOG = watched("a log of llama.cpp")
 LLAMACPP_JSON_LOG = watched("a log of llama.cpp in JSON Lines")
 LLAMACPP_PAGE = watched("a metrics page of llama.cpp")
 PAGE = watched("a metrics page")
@@ -129,8 +128,8 @@ _BY_TEXT = (
     (watched("llm.get_metrics() of vLLM"), r'"name":\s*"vllm:'),
     (unread("what a specscope verb printed with --json"), r'\A\s*\{\s*"schema":\s*"specscope\.'),
     (LLAMACPP_LOG, r"(?:^|\s)\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),
-    (watched("a log of SGLang"), r"\bDecode batch.*#running-req: "),
-    (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|^SpecDecoding metrics: Mean"),
+    (SGLANG_LOG, r"\bDecode batch.*#running-req: "),
+    (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[\w/]+\.py:|\bSpecDecoding metrics: Mean"),
     (LLAMACPP_PAGE, r"^(?:# (?:HELP|TYPE) )?llamacpp[:_]\w+[ {]"),
     (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*(?:[a-zA-Z_:]\w*:|(?:vllm|sglang)_)\w+(?:\{.*\})? [-+.\w]+(?: \d+)?\s*$"),
     (
@@ -167,6 +166,9 @@ _BY_BYTES: Mapping[bytes, str] = {
     b"%PDF": "a PDF",
     b"\x7fELF": "a program",
     b"SQLite format 3": "an SQLite database",
+    b"\xff\xfe": "text in UTF-16, as PowerShell's > writes it (UTF-8 is read)",
+    b"\xfd7zXZ": "compressed with xz (gzip and zstd are read)",
+    b"BZh": "compressed with bzip2 (gzip and zstd are read)",
 }
 # OTLP protobuf: a ResourceSpans in a TracesData. First come its scopes, as newer collectors write it, or its resource,
 # in that an attribute, and in that its key or its value. No text has such bytes.

@@ -33,15 +33,18 @@ _COLOUR = re.compile(r"\x1b?\[[0-9;]{0,20}m")  # a terminal's; pasted, they have
 # Of what stands before a line of an engine, what is no name: times, levels, loggers, pids, line numbers, streams
 _NO_NAME = re.compile(
     r"\d{4}[-/]\d\d[-/]\d\d(?:[T ,]+\d\d:\d\d:\d\d\S*)?|\b[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d\S*|\b\d\d:\d\d:\d\d\S*"
-    r"|\[ *\d+\.\d+\]|\[\d+\](?=:)|\b(?:DEBUG|INFO|WARNING|ERROR)\b|\bvllm(?:\.\w+)+|\[?\b\w+\.py:\d+\]?"
-    r"|\bstd(?:out|err)\b(?: [FP]\b)?|^\s*\d+\t|(?:^|:)\d+[:-]$"
+    r"|\[ *\d+\.\d+\]|\[\d+\](?=:)|(?<![\w-])(?:@[0-9a-f]{24}|\d{10,19}(?:\.\d+)?)(?![\w-])[,\"]*|^\s*\d+\s"
+    r"|(?:^|:)\d+[:-]$|\b\d\d/\d\d/\d{4}\b|\b[AP]M\b|\b(?:DEBUG|INFO|WARNING|ERROR)\b|\bvllm(?:\.\w+)+(?::\w+)*"
+    r"|\[?\b\w+\.py:\d+\]?|\bstd(?:out|err)\b(?: [FP]\b)?"
 )
 _MARKS = re.compile(r"[\[\](){}<>|]|(?<!\S)[-:]|[-:](?!\S)")  # around a name
 _FILE = re.compile(r"==> (.{1,500}) <==\s*$")  # above the lines of each file, by tail
 _PROCESS = re.compile(r"\((\w{1,80}) pid=(\d{1,12})\)")  # of vLLM
 LONGEST_PREFIX = 500  # characters
-TEXTS = ("log", "message", "msg", "MESSAGE")  # of a line of JSON, what was written
-PODS = ("pod_name", "pod", "container_name", "CONTAINER_NAME", "hostname", "_HOSTNAME", "host")  # and who wrote it
+ALONE = 3  # intervals in a row, by which a second process is the first server, started again
+TEXTS = ("log", "message", "msg", "MESSAGE")  # of a line of JSON, what was written; else its longest text
+PODS = ("pod_name", "podName", "pod", "container_name", "CONTAINER_NAME", "hostname", "_HOSTNAME", "host")  # and who
+STAMPS = ("time", "timestamp", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP")  # and when
 
 
 class LogReader:
@@ -50,6 +53,7 @@ class LogReader:
     words = source = ""
     marks: tuple[str, ...] = ()  # of lines that it looks at
     own = synthetic = re.compile("$.")  # where its own part of a line begins; that verdicts are made up
+    clock: re.Pattern[str] | None = None  # a time, which may stand before that part
 
     def __init__(self, now: datetime, tail: list[str]) -> None:
         self.any = False  # whether there was a line with drafts
@@ -72,22 +76,31 @@ class LogReader:
         return start
 
 
+@dataclass
+class _Writer:
+    before: str  # what stands before its lines
+    process: str  # "pid 7", of a server's; "" for none
+    reader: LogReader
+    is_second: bool = False  # another server than the first of those with the same before: its process is a name
+    held: list[ToldInterval] | None = None  # until it is known whether it is one, or the first server started again
+
+
 class Log:
     """The lines of one form of log, each writer's by itself. `tail`: the last lines of a file, written at `now`.
 
     A writer is what stands before a line, and vLLM's process. A second server's process is a name where nothing else
-    is; several of one server (ApiServer_1) are not.
+    is; several of one server (ApiServer_1) are not. A server that was started again is a process that speaks alone.
     """
 
     def __init__(self, form: type[LogReader], now: datetime, tail: list[str]) -> None:
         self.words = form.words
         self._form, self._now, self._tail, self._file = form, now, tail, ""
-        self._writers: dict[tuple[str, str], tuple[str, str, LogReader]] = {}
+        self._writers: dict[tuple[str, str], _Writer] = {}
         self._made_up: set[str] = set()  # those before whose lines it stands
 
     @property
     def any(self) -> bool:
-        return any(reader.any for *_, reader in self._writers.values())
+        return any(writer.reader.any for writer in self._writers.values())
 
     def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:
         """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
@@ -100,31 +113,51 @@ class Log:
         before = f"{self._file}{within}".strip()
         if self._form.synthetic.search(line):
             self._made_up.add(before)
-        process = match[0] if (match := _PROCESS.match(line)) else ""
-        if (before, process) not in self._writers:
-            make_room(self._writers, (before, process))
+        key = before, match[0] if (match := _PROCESS.match(line)) else ""
+        server = f"pid {match[2]}" if match and match[1] == "APIServer" else ""
+        others = [writer for (name, _), writer in self._writers.items() if (name, _) != key and name == before]
+        if key not in self._writers:
+            make_room(self._writers, key)
             tail = [text for each, text in map(self._split, self._tail) if each == within]
-            is_other = match and match[1] == "APIServer" and any(name == before for name, _ in self._writers)
-            name = f"pid {match[2]}" if match and is_other else ""
-            self._writers[before, process] = before, name, self._form(self._now, tail)
-        before, name, reader = self._writers[before, process]
-        return self._named(before, name, reader._take(line, self._now))
+            held = [] if server and others else None
+            self._writers[key] = _Writer(before, server, self._form(self._now, tail), held=held)
+        writer, intervals = self._writers[key], list[ToldInterval]()
+        for other in others:  # they write in turn
+            if server and other.process and other.held is not None:
+                intervals += self._decided(other, is_second=True)
+        told = writer.reader._take(line, self._now)
+        if writer.held is None:
+            return intervals + self._named(writer, told)
+        writer.held += told
+        return intervals + (self._decided(writer) if len(writer.held) >= ALONE else [])
 
     def rest(self, *, last: bool = False) -> list[ToldInterval]:
         """The intervals still held: there are no more lines (`last`), or none for now."""
-        writers = self._writers.values()
-        return [told for before, name, reader in writers for told in self._named(before, name, reader._rest(last=last))]
+        intervals = list[ToldInterval]()
+        for writer in self._writers.values():
+            intervals += self._decided(writer) if last and writer.held is not None else []
+            intervals += self._named(writer, writer.reader._rest(last=last)) if writer.held is None else []
+        return intervals
 
-    def _named(self, before: str, name: str, intervals: list[ToldInterval]) -> list[ToldInterval]:
-        source = f"{self._form.source}, {SYNTHETIC}" if before in self._made_up else ""
-        return [interval.of(before, interval.aggregate.engine, name, source=source) for interval in intervals]
+    def _decided(self, writer: _Writer, *, is_second: bool = False) -> list[ToldInterval]:
+        """What was held of a writer, of which it is known now whether it is a second server."""
+        held, writer.held, writer.is_second = writer.held or [], None, is_second
+        return self._named(writer, held)
+
+    def _named(self, writer: _Writer, intervals: list[ToldInterval]) -> list[ToldInterval]:
+        source = f"{self._form.source}, {SYNTHETIC}" if writer.before in self._made_up else ""
+        process = writer.process if writer.is_second else ""
+        return [told.of(writer.before, told.aggregate.engine, process, source=source) for told in intervals]
 
     def _split(self, line: str) -> tuple[str, str]:
         """(who wrote a line, what the engine wrote)."""
         line = _COLOUR.sub("", line)
         match = self._form.own.search(line, 0, LONGEST_PREFIX)
         start = match.start() if match else 0
-        return " ".join(_MARKS.sub(" ", _NO_NAME.sub(" ", line[:start])).split()), line[start:]
+        before, own = line[:start], line[start:]
+        time = None if (clock := self._form.clock) is None or clock.search(own) else clock.search(before)
+        name = " ".join(_MARKS.sub(" ", _NO_NAME.sub(" ", before)).split())
+        return name, own if time is None else f"{own.rstrip()} ({time[0]})"
 
 
 def unwrapped(line: str) -> str:
@@ -140,8 +173,21 @@ def unwrapped(line: str) -> str:
         digits = f"{time % (60 * 10**6):08}"
         return f"{time // (60 * 10**6)}.{digits[:2]}.{digits[2:5]}.{digits[5:]} I {value['msg']}"
     pod = next((str(within[key]) for key in PODS if key in within), "") if isinstance(within, dict) else ""
-    text = next((text for key in TEXTS if isinstance(text := value.get(key), str)), line)
-    return f"[{pod}] {text}" if pod else text
+    texts = [text for key in (*TEXTS, *value) if isinstance(text := value.get(key), str)]
+    text = texts[0] if texts and any(key in value for key in TEXTS) else max(texts, key=len, default=line)
+    stamp = "" if _TIME.search(text) else next(filter(None, (_stamp(value.get(key)) for key in STAMPS)), "")
+    return " ".join(filter(None, (pod and f"[{pod}]", text.rstrip(), stamp)))
+
+
+def _stamp(time: object) -> str:
+    """When a line of JSON was written, as vLLM has it; "" for what is no time. Numbers may count parts of seconds."""
+    text = str(time)
+    try:
+        if not re.fullmatch(r"\d{10,19}(?:\.\d{1,9})?", text):
+            return f"({datetime.fromisoformat(text).astimezone():%m-%d %H:%M:%S})"
+        return f"({datetime.fromtimestamp(int(text[:10])):%m-%d %H:%M:%S})"
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def _ns(time: datetime) -> int:
@@ -155,12 +201,12 @@ def _found(forms: Mapping[str, re.Pattern[str]], line: str) -> dict[str, str]:
 MARK = "SpecDecoding metrics:"
 LOAD = "Avg generation throughput:"
 _NAN = "nan"  # older versions write it for an interval in which nothing was drafted
-_TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
+_TIME = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)\b")
 _FIELDS = {
     "length": re.compile(rf"Mean acceptance length: ({_NUMBER[1:-1]}|{_NAN})(?=,|\s|$)"),
     "accepted": re.compile(r"Accepted: ([0-9]{1,15}) tokens"),
     "drafted": re.compile(r"Drafted: ([0-9]{1,15}) tokens"),
-    "rates": re.compile(r"Per-position acceptance rate: ([0-9na., ]++)(?:Avg|\s*$)"),  # ++: never looked at twice
+    "rates": re.compile(r"Per-position acceptance rate: ([0-9na., ]++)(?:Avg|\(|\s*$)"),  # ++: never looked at twice
     "depth": re.compile(r"Current speculative depth: ([0-9]{1,4})\b"),
     "speed": re.compile(rf"Drafted throughput: {_NUMBER} tokens/s"),
 }
@@ -185,8 +231,9 @@ class VllmLog(LogReader):
     marks = (MARK, LOAD, "rejection_sample_method")
     own = re.compile(
         r"(?:\((?:A[Pp][Ii]Server|EngineCore|Worker|DPCoordinator)\w* pid=\d+\) *)?(?:(?:DEBUG|INFO|WARNING|ERROR) "
-        rf"\d\d-\d\d \d\d:\d\d:\d\d|Engine \d+: |{MARK})"
+        rf"(?:\d{{4}}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d|Engine \d+: |{MARK})"
     )
+    clock = _TIME
     # Of the configuration that it prints when it starts
     synthetic = re.compile(r"rejection_sample_method['\"]?\s{0,4}[:=]\s{0,4}['\"]?synthetic\b")
 
@@ -197,6 +244,8 @@ class VllmLog(LogReader):
         self._engines: set[str] = set()  # all that it has named
         self._held: list[ToldInterval] | None = None  # from before it is known whether there are several
         self._unnamed: str | None = None  # the engine kept without a name: it was reported before it was named
+        self._rates = False  # whether a line had those by position
+        self._lines: set[tuple[str, str]] = set()  # with a time: a log may be there twice
 
     def _take(self, line: str, now: datetime) -> list[ToldInterval]:
         self._now = now
@@ -222,6 +271,13 @@ class VllmLog(LogReader):
     def _metrics(self, line: str) -> list[ToldInterval]:
         is_first, self.any = not self.any, True
         interval = self._interval(line)
+        if self._rates and not interval.aggregate.accepted_at and interval.aggregate.accepted:
+            raise UnreadableError(f"a `{MARK}` line that is cut off")
+        self._rates |= bool(interval.aggregate.accepted_at)
+        if (self._engine, line) in self._lines:
+            raise UnreadableError(f"a `{MARK}` line that the log has twice")
+        if (self._engine or not self._engines) and interval.aggregate.drafted and _TIME.search(line):
+            self._lines.add((self._engine, line))  # else it may be of another engine
         self._load = {}
         if is_first and not self._engines:
             self._held = []

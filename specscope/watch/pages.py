@@ -23,6 +23,7 @@ from specscope.trace.checked import short
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.watch.counts import (
     ENGINES,
+    MOST,
     NAME,
     POSITIONS,
     Count,
@@ -35,12 +36,15 @@ from specscope.watch.counts import (
 from specscope.watch.names import BY_PREFIX, Names, named
 
 LONGEST = 2**16  # characters of a line: the parser copies the rest of the line for each label
+IN_SECONDS = 2**27  # of 1974: OpenMetrics has seconds where the text that the parser knows has thousandths of them
 ROUNDED_FROM = 10**6  # counts of a page of six digits
-COUNTS = ("drafts", "drafted", "accepted", "emitted", "requests")
+SPECULATED = ("drafts", "drafted", "accepted")
+COUNTS = (*SPECULATED, "emitted", "requests")
 # Labels that do not tell servers apart: they are within an engine, or say how a collector came to it
 WITHIN = re.compile(r"model_name|position|pid|engine|__name__|otel_scope_.*")
 
 _OURS = re.compile(rf"^[ \t]*(?:#[ \t]+(?:HELP|TYPE)[ \t]+)?(?:{'|'.join(BY_PREFIX)})[:_].*", re.MULTILINE)
+_EXEMPLAR = re.compile(r" # \{.*")  # of OpenMetrics, behind a sample
 _ANY = re.compile(r"^[ \t]*(?:#|[a-zA-Z_:][\w:]*(?:[ \t]|\{))", re.MULTILINE)
 
 
@@ -90,7 +94,7 @@ class Reading:
 
 def read_metrics(text: str, time_ns: int) -> list[Reading]:
     """The readings in Prometheus text, in its order. Raises UnreadableError for text that is not a page of metrics."""
-    lines = _OURS.findall(text)  # a page may hold a million lines of others
+    lines = [_EXEMPLAR.sub("", line) for line in _OURS.findall(text)]  # a page may hold a million lines of others
     if not lines and text.strip() and not _ANY.search(text):
         raise UnreadableError(f"this is not Prometheus text ({short(text.strip())})")
     if any(len(line) > LONGEST for line in lines):
@@ -102,13 +106,15 @@ def read_metrics(text: str, time_ns: int) -> list[Reading]:
     pages: list[list[Sample]] = [[]]
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for sample in (sample for family in families for sample in family.samples):
+        if sample.timestamp and float(sample.timestamp) < IN_SECONDS:
+            sample = sample._replace(timestamp=1000 * float(sample.timestamp))
         series = sample.name, frozenset(sample.labels.items())
         if series in seen:
             seen.clear()
             pages.append([])
         seen.add(series)
         pages[-1].append(sample)
-    return [reading for page in pages for reading in readings(page, time_ns)]
+    return sorted((each for page in pages for each in readings(page, time_ns)), key=lambda reading: reading.time_ns)
 
 
 class Metric(Struct, frozen=True):
@@ -162,6 +168,9 @@ def readings(samples: Iterable[Sample], time_ns: int, source: str = "") -> list[
         key = (source or names.source, engine, sample.labels.get("model_name", ""))
         reading = found.setdefault(key, Reading(*key, _ns(sample, time_ns), six_digits=names.six_digits))
         reading.take(names, name, sample)
+    for reading in found.values():
+        if reading.counters.get("accepted", 0) > reading.counters.get("drafted", MOST):
+            raise UnreadableError(f"more tokens accepted than drafted{f' by {reading.engine}' * bool(reading.engine)}")
     return [reading for reading in found.values() if reading.speculates]
 
 
@@ -189,7 +198,10 @@ def difference(before: Reading | None, after: Reading) -> ToldInterval:
     """What happened between two readings of one engine; before None: since its counters began."""
     reset = before is not None and _restarted(before, after)
     then = {} if before is None or reset else before.counters
-    grown = {name: value - then.get(name, 0) for name, value in after.counters.items()}  # a position may be new
+    told = any(then.get(name) for name in SPECULATED)
+    # a counter that is new counts from 0, but where the others had counted before it was told
+    grown = {name: value - then.get(name, 0) for name, value in after.counters.items()}
+    grown = {name: value for name, value in grown.items() if name in then or name not in SPECULATED or not told}
     at_depth = tuple(grown[position] for position in range(len(after.at_depth)))
     if after.six_digits and at_depth:
         grown["accepted"] = sum(at_depth)  # of smaller numbers, which are not rounded
@@ -234,6 +246,8 @@ class Intervals:
         intervals: list[ToldInterval] = []
         for reading in readings:
             if (before := self._last.get(reading.key)) is not None:
+                if any(name in before.counters and name not in reading.counters for name in SPECULATED):
+                    continue  # its page is not whole: the next one counts what happened since the last
                 intervals.append(difference(before, reading))
             self._last[reading.key] = reading
         if len(self._last) > 4 * ENGINES:  # of a server that gives them new names again and again

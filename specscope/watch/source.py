@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import stat
 import threading
@@ -40,6 +41,7 @@ UNKNOWN = (
     "holds nothing that watch recognises: a log with acceptance lines (vLLM's `SpecDecoding metrics:`, SGLang's "
     "`accept len:`, llama.cpp's `draft acceptance`), llm.get_metrics(), JSON responses or results, or a /metrics page"
 )
+_NOT_FINITE = re.compile(rb"(?<=[:\[,\s])-?(?:Infinity|NaN)(?=[,\]}\s])")  # which Python writes, and JSON has not
 FIGURES = ('"timings"', '"speculative_decoding"', '"spec_')  # what an event of a stream that has some has
 LOGS = (VllmLog, LlamaLog, SglangLog, Printed)  # the first that knows a line of a log reads the rest of it
 
@@ -147,7 +149,7 @@ class File:
             number = 0 if self._path == "-" else os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             is_packed = self._regular and is_compressed(os.pread(number, 4, 0))
             lines = self._unpacked() if is_packed else self._lines(number, stop)
-            first = next((line for line in lines if line.strip()), "")
+            first = next((line for line in lines if line.strip()), "").removeprefix("\ufeff")
             yield from self._content(kind or self._checked(first.encode()), first, lines)
         except BROKEN as error:
             raise UserError(f"cannot read {self.name}: {reason(error)}") from None
@@ -168,7 +170,7 @@ class File:
 
     def _content(self, kind: kinds.FileKind | None, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         every = chain([first], lines)
-        if kind in kinds.WRAPPED:
+        if kind in kinds.WRAPPED or (kind in kinds.LOGS and looks_like_json(first)):
             yield from self._log(map(unwrapped, every))
         elif kind is kinds.TABLE:
             yield from self._read("table", lambda now: read_json(read_table(self._all(every)), now))
@@ -266,7 +268,7 @@ class File:
     def _document(self, text: str | bytes, number: int) -> Iterator[ToldInterval | str]:
         """The intervals of a JSON value. In a list, responses that cannot be read are left out."""
         try:
-            value = decoded(text)
+            value = decoded(_NOT_FINITE.sub(b"null", text.encode() if isinstance(text, str) else text))
         except ValueError as error:
             yield from self._fault(f"line {number}", f"not JSON ({error})")
             return
@@ -315,9 +317,15 @@ Source = Server | File
 
 
 def continued(path: str, since: str) -> list[Reading]:
-    """The last readings in a saved page `since`, where every engine of another goes on from there; else none."""
+    """The last readings in a saved page `since`, where every engine of another goes on from there; else none.
+
+    Raises UserError where it is the other way about.
+    """
     last = {reading.key: reading for reading in _saved_readings(since)}
     first = {reading.key: reading for reading in reversed(_saved_readings(path))}
+    dated = first and all(key in last and "created" in last[key].gauges for key in first)
+    if dated and all(continues(first[key], last[key]) for key in first):
+        raise UserError(f"{printable(path)} was read before {printable(since)}, from the same server: give it first")
     goes_on = first and all(key in last and continues(last[key], first[key]) for key in first)
     return [*last.values()] if goes_on else []
 
@@ -326,7 +334,7 @@ def _saved_readings(path: str) -> list[Reading]:
     """The readings in a page of metrics, or in metrics as JSON; none in another file."""
     try:
         with open(path, "rb") as raw, open_plain(raw, path) as file:
-            text = file.read(LARGEST).decode("utf-8", "replace")
+            text = file.read(LARGEST).decode("utf-8-sig", "replace")
         return (json_readings(decoded(text), 0) or []) if looks_like_json(text) else read_metrics(text, 0)
     except (*BROKEN, ValueError, UserError):
         return []  # reported where it is read

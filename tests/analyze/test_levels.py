@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from specscope.analyze.change_points import CHANCE
 from specscope.analyze.levels import levels
 from specscope.trace.history.interval import interval_record
 from specscope.trace.record.aggregate import Aggregate
@@ -172,3 +173,12 @@ def test_report_and_compare_of_logs_say_it(tmp_path):
     out = run_here(["report", changed])[1]
     assert "When the level changed" in out
     assert out.count("11-26 09:04:50") >= 2  # where one ends and the other begins
+
+
+@pytest.mark.parametrize("count", [60, 120, 240])
+def test_a_level_that_falls_slowly_is_told_in_steps(count):
+    found = levels(log(np.linspace(0.6, 0.3, count)))
+    lengths = [level.length for level in found.changes]
+    assert len(lengths) >= 2
+    assert lengths == sorted(lengths, reverse=True)
+    assert all(level.p_value < CHANCE for level in found.changes[1:])

@@ -77,6 +77,7 @@ FILES = {
     "collector.binpb.zstd": ("a trace in OTLP protobuf", FIGURES | STEPS),
     "collector.json.zstd": ("a trace in OTLP protobuf", FIGURES | STEPS),
 }
+SPECULATION = b"SpecDecoding metrics: Mean acceptance length: 1.67, Accepted: 2 tokens, Drafted: 9 tokens\n"
 MADE = {
     "page.json": (b'{"data": [{"traceID": "0", "spans": []}]}', "a trace saved from Jaeger's page", set()),
     "tempo.json": (b'{"trace": {"resourceSpans": []}}', "a trace from Tempo", {"open"}),
@@ -92,7 +93,16 @@ MADE = {
     "zipkin.json": (b'[{"traceId": "0", "id": "1", "name": "x"}]', "a trace in Zipkin's format", set()),
     "metrics.jsonl": (b'{"resourceMetrics": []}\n', "metrics or logs in OTLP JSON", set()),
     "v3.json": (b'{"result": {"resourceSpans": []}}', "a trace from Jaeger's API", {"open"}),
-    "sglang_bench.jsonl": (b'{"accept_length": 3, "request_throughput": 1}\n', "a result of a serving bench", WATCH),
+    "sglang_bench.jsonl": (
+        b'{"accept_length": 3, "request_rate": Infinity, "request_throughput": 1}\n',
+        "a result of a serving bench",
+        WATCH,
+    ),
+    "bom.txt": (b"\xef\xbb\xbfvllm:spec_decode_num_drafts_total 3\n", "a metrics page", WATCH),
+    "debug.log": (b"INFO 11-25 09:00:10 [v1/metrics/loggers.py:257] " + SPECULATION, "a log of vLLM", WATCH),
+    "plain.log": (b"2026-11-25 09:00:10 " + SPECULATION, "a log of vLLM", WATCH),
+    "u16.log": ("a log".encode("utf-16"), "text in UTF-16, as PowerShell's > writes it", set()),
+    "x.log.xz": (b"\xfd7zXZ\x00", "compressed with xz", set()),
     "config.json": (b'{\n "architectures": ["X"],\n "hidden_size": 4\n}', "a model's config.json", set()),
     "spec.json": (b'{"method": "mtp", "num_speculative_tokens": 2}', "a speculative configuration", set()),
     "report.json": (b'{\n  "schema": "specscope.report/1"\n}', "what a specscope verb printed with --json", set()),

@@ -13,7 +13,7 @@ from specscope.trace.history.interval import notes
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.record.aggregate import RESTORED
 from specscope.watch.counts import UnreadableError
-from specscope.watch.logs import LlamaLog, Log, VllmLog, aggregate
+from specscope.watch.logs import LlamaLog, Log, VllmLog, aggregate, unwrapped
 from specscope.watch.pages import Intervals, read_metrics
 from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS
@@ -42,7 +42,7 @@ def test_the_recorded_log():
 def read(*lines, now=NOW):
     """What lines tell, to their end."""
     reader = Log(VllmLog, now, [])
-    return [told for line in lines for told in reader.take(line)] + reader.rest()
+    return [told for line in lines for told in reader.take(line)] + reader.rest(last=True)
 
 
 @st.composite
@@ -180,16 +180,54 @@ def load(engine):
     ],
 )
 def test_whose_a_line_is(lines, engines):
-    assert [told.aggregate.engine for told in read(*lines)] == engines
+    assert [told.aggregate.engine for told in read(*in_turn(lines))] == engines
+
+
+@pytest.mark.parametrize(("pids", "engines"), [((1, 2, 1, 2), ["", "pid 2"]), ((1, 1, 1, 2, 2, 2), [""])])
+def test_a_server_that_was_started_again_is_the_same_engine_and_one_beside_it_is_another(pids, engines):
+    lines = [f"(APIServer pid={pid}) {line}" for pid, line in zip(pids, in_turn([LINE] * len(pids)), strict=True)]
+    told = read(*lines)
+    assert (len(told), sorted({one.aggregate.engine for one in told})) == (len(pids), engines)
+
+
+def test_a_line_that_stands_twice_or_is_cut_off_is_left_out_and_named():
+    reader = Log(VllmLog, NOW, [])
+    for line in in_turn([LINE, LINE]):
+        reader.take(line)
+    for line, why in ((LINE, "that the log has twice"), (LINE.partition("Per-pos")[0], "that is cut off")):
+        with pytest.raises(UnreadableError, match=why):
+            reader.take(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO 2026-11-22 10:40:17,123 [loggers.py:257] {}",
+        "2026-11-22T10:40:17 INFO vllm.v1.metrics.loggers:log:257 - {}",
+        '{{"asctime": "2026-11-22 10:40:17,123", "level": "INFO", "message": "{}"}}',
+        '{{"ts": TS.5, "log": "{}"}}',
+        '{{"__REALTIME_TIMESTAMP": "TS500000", "MESSAGE": "{}"}}',
+    ],
+)
+def test_a_line_is_of_the_time_that_stands_before_it_or_in_its_json(line):
+    stamp = datetime(2026, 11, 22, 10, 40, 17)
+    text = line.replace("TS", str(int(stamp.timestamp()))).format(LINE.partition("] ")[2])
+    (told,) = read(unwrapped(text))
+    assert (datetime.fromtimestamp(told.end_ns / 1e9), told.aggregate.engine) == (stamp, "")
+    assert told.aggregate.accepted_at
+
+
+def in_turn(lines):
+    return [line.replace("10:40:17", f"10:40:{second}") for second, line in enumerate(lines, 17)]
 
 
 def test_a_line_without_an_engine_waits_for_the_next_or_until_nothing_comes():
     """Those lines alone, from grep: only the first waits, and only for the second."""
     reader = Log(VllmLog, NOW, [])
-    assert [len(reader.take(LINE)) for _ in range(3)] == [0, 2, 1]
+    assert [len(reader.take(line)) for line in in_turn([LINE, LINE, LINE])] == [0, 2, 1]
     reader = Log(VllmLog, NOW, [])
-    told = reader.take(LINE) + reader.rest()
-    told += [one for line in (load("000"), LINE, load("000"), LINE) for one in reader.take(line)]
+    first, *lines = in_turn([LINE, load("000"), LINE, load("000"), LINE])
+    told = reader.take(first) + reader.rest() + [one for line in lines for one in reader.take(line)]
     assert [one.aggregate.engine for one in told] == ["", "", ""]
     (other,) = reader.take(load("001")) + reader.take(LINE)
     assert other.aggregate.engine == "001"

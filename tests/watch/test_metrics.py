@@ -42,6 +42,33 @@ def test_two_recorded_pages_give_what_happened_between_them():
     assert not one.averages
 
 
+COUNTED = [
+    changed(text("metrics_before.txt"), drafts=100 * n, drafted=300 * n, accepted=150 * n, emitted=250 * n, at=(150 * n, 0, 0))
+    for n in (1, 2, 3)
+]
+ACCEPTED = re.compile(r"(?m)^vllm:spec_decode_num_accepted_tokens_(?:total|per_pos_total).*\n")
+
+
+def test_a_page_that_lacks_a_counter_is_passed_over_and_one_that_begins_to_have_it_says_nothing_of_it():
+    first, middle, last = COUNTED
+    intervals = Intervals()
+    told = [one for page in (first, ACCEPTED.sub("", middle), last) for one in intervals.take(read_metrics(page, 1))]
+    assert [counts(one.aggregate)[:3] for one in told] == [(200, 600, 300)]
+    intervals = Intervals()
+    told = [one for page in (ACCEPTED.sub("", first), middle) for one in intervals.take(read_metrics(page, 1))]
+    assert [(one.aggregate.drafts, one.aggregate.accepted, one.aggregate.length) for one in told] == [(100, None, None)]
+    with pytest.raises(UnreadableError, match="more tokens accepted than drafted"):
+        read_metrics(changed(first, accepted=301), 1)
+
+
+def test_readings_are_in_the_order_of_their_times_and_openmetrics_counts_seconds():
+    first, middle, _ = (re.sub(r"(?m)^(vllm:[^#\n]* \S+)$", r"\1 AT", page) for page in COUNTED)
+    for at, scale in ((1790000000, 1), (1790000000000, 1000)):
+        page = middle.replace("AT", f"{at + 60 * scale} # {{trace_id=\"a\"}} 1.0 17.5") + first.replace("AT", str(at))
+        times = [(reading.counters["drafts"], reading.time_ns / 1e9) for reading in read_metrics(page, 1)]
+        assert times == [(100, 1790000000), (200, 1790000060)]
+
+
 def test_a_page_alone_counts_since_its_counters_began():
     (reading,) = read_metrics(text("metrics_after.txt"), 2 * 10**18)
     told = difference(None, reading)
@@ -299,13 +326,20 @@ WRITERS = {
     "journald": (f"Nov 26 10:00:10 host{{}} vllm[12]: {OWN}", "host{} vllm 000"),
     "grep": (f"{{}}.log:12:{OWN}", "{}.log 000"),
     "fluent": ('{{"kubernetes": {{"pod_name": "v-{}"}}, "level": "x", "message": "', "v-{} 000"),
+    "stern as JSON": ('{{"podName": "v-{}", "message": "', "v-{} 000"),
+    "Loki": ('{{"labels": {{}}, "pod": "v-{}", "line": "', "v-{} 000"),
+    "Google": ('{{"resource": {{}}, "host": "v-{}", "textPayload": "', "v-{} 000"),
+    "CloudWatch": (f'1795597210000,"s{{}} {OWN}', "s{} 000"),
+    "ts": (f"1795597210.123 s{{}} {OWN}", "s{} 000"),
+    "multilog": (f"@4000000065a1b2c30f1e2d3c s{{}} {OWN}", "s{} 000"),
+    "nl": (f"     7 s{{}} {OWN}", "s{} 000"),
 }
 
 
 @pytest.mark.parametrize("form", WRITERS)
 def test_each_server_in_a_stream_of_logs_is_an_engine(tmp_path, form):
     prefix, name = WRITERS[form]
-    end = '"}' if form == "fluent" else ""
+    end = '"}' if prefix.startswith("{") else ""
     each = [(prefix.format(at), *replica) for at, replica in enumerate(REPLICAS)]
     lines = [line for minute in range(3) for line in (
         *(LOAD.format(before, minute, running) + end for before, *_, running in each),

@@ -116,7 +116,8 @@ def cells(record: StepRecord, aggregate: Aggregate) -> dict[str, str]:
 
 def rate(aggregate: Aggregate) -> float | None:
     """Draft acceptance rate: from the counts, else as SGLang reports it."""
-    return aggregate.averages.get(aggregate.rate_name) if aggregate.rate_name else counts(aggregate).rate
+    known = aggregate.rate_name and aggregate.length is not None  # SGLang's are 0 where nothing was drafted
+    return aggregate.averages.get(aggregate.rate_name) if known else counts(aggregate).rate
 
 
 class IntervalMeans:
