@@ -54,7 +54,7 @@ def noises(y: Doubles, w: Doubles, fit: Doubles, known: float) -> tuple[list[tup
     found = [_left(y, w, fit, known)]
     if len(y) > MANY:  # there may be more levels than these, which that takes for noise
         found.append((max(varies(y, w)[1], known), DEGREES))
-    line = np.polyval(np.polyfit(np.arange(len(y)), y, 1, w=np.sqrt(w)), np.arange(len(y)))
+    line = np.asarray(np.polyval(np.polyfit(np.arange(len(y)), y, 1, w=np.sqrt(w)), np.arange(len(y))), np.float64)
     sloped = _left(y, w, line, known)
     slopes = least_chance(float((w * (line - np.average(y, weights=w)) ** 2).sum()), [sloped]) < CHANCE
     return found + [sloped] * slopes, slopes

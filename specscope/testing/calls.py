@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.findings import CheckResult, Exit, Finding, Reference
 from specscope.analyze.significance import holm
-from specscope.analyze.verify.chance import FEW, FLAT, NATS, SHARE, Family, Sum, surprisal
+from specscope.analyze.verify.chance import DISTANCE, FEW, FLAT, NATS, SHARE, Family, Sum, surprisal
 from specscope.errors import UserError, first_line
 from specscope.trace.history.wording import plural
 from specscope.trace.kinds import TENSORS, kind_of, start_of
@@ -37,6 +37,7 @@ from specscope.trace.record.tree import Doubles
 NEAR = 1e-5  # of a border, where a sampler's rounding may decide
 TINY = 1e-45
 GREEDY = "greedy"
+HERE = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class VerifyCall:
     q: Doubles | None = None  # [n, V] what the drafts were drawn from; None where they were not drawn
     coin: Doubles | None = None  # [n] a draft is accepted where its coin is below its ratio
     final_coin: float | None = None  # of the last token: that which has it in its interval of the cumulative sum
+    rounding: float = 0.0  # relative, of p and q where they were stored in 16 bits
 
     @cached_property
     def accepted(self) -> int:
@@ -61,6 +63,11 @@ class VerifyCall:
         last, token = len(self.drafted) - 1, int(self.drafted[place])
         p = self.p[min(max(place + off[0], 0), len(self.p) - 1)]
         return p, one_hot(p, token) if self.q is None else self.q[min(max(place + off[1], 0), last)], token
+
+    def near(self, token: int) -> float:
+        """What may be left of p for the last token where p and q are as large, but for rounding."""
+        p, q, _ = self.row(min(self.accepted, len(self.drafted) - 1))
+        return TINY if p[token] > 0 and abs(p[token] - q[token]) <= 2 * self.rounding * max(p[token], q[token]) else 0.0
 
 
 def one_hot(row: Doubles, token: Any) -> Doubles:  # noqa: ANN401
@@ -88,7 +95,8 @@ class Law:
     accept: Made = lambda p, q, d: float(p[d]) / max(float(q[d]), TINY)
     left: Made = residual  # of p, behind a rejection
     bonus: Callable[[VerifyCall], Doubles] = lambda call: call.p[call.accepted]
-    off: tuple[int, int] = (0, 0)  # rows by which p and q are off
+    off: tuple[int, int] = HERE  # rows by which p and q are off where a draft is judged
+    off_left: tuple[int, int] = HERE  # and behind a rejection
     by_coins: bool = True  # whether a coin decides each draft
     ahead: bool = False
 
@@ -106,8 +114,8 @@ class Law:
 
     def _alone(self, call: VerifyCall, place: int) -> tuple[float, Doubles]:
         """The chance that a draft is accepted, and what is left of p where it is not."""
-        given = call.row(place, self.off)
-        return self._chance(call, place, float(self.accept(*given))), self.left(*given)
+        ratio, left = float(self.accept(*call.row(place, self.off))), self.left(*call.row(place, self.off_left))
+        return self._chance(call, place, ratio), left
 
     def _ahead(self, call: VerifyCall) -> list[tuple[float, Doubles]]:
         """Of each draft the chance that it or a later one is accepted, and what is left of p where none is."""
@@ -128,7 +136,7 @@ class Law:
         a = min(float(a), 1.0)
         if not self.by_coins or call.coin is None:
             return a
-        return 0.5 if abs(call.coin[place] - a) < NEAR else float(call.coin[place] < a)
+        return 0.5 if abs(call.coin[place] - a) < NEAR + 2 * call.rounding * a else float(call.coin[place] < a)
 
     def judge(self, call: VerifyCall) -> tuple[float, str]:
         """(The log-likelihood of the output, "") or (-inf, why it cannot be)."""
@@ -138,11 +146,11 @@ class Law:
         (chances, row), token = self.walk(call), int(call.output[-1])
         share = math.prod(abs(chance - (place == last)) for place, chance in enumerate(chances))
         if row is not None and call.final_coin is None:
-            share *= float(row[token])
+            share *= float(row[token]) or call.near(token)
         elif row is not None and call.final_coin is not None:
-            over = call.final_coin - float(row[:token].sum())
-            share *= bool(row[token] > 0) and -NEAR <= over <= float(row[token]) + NEAR
-        return (math.log(share), "") if share > TINY else (-math.inf, self._why_not(call, chances))
+            over, near = call.final_coin - float(row[:token].sum()), NEAR + 2 * call.rounding
+            share *= bool(row[token] > 0 or call.near(token)) and -near <= over <= float(row[token]) + near
+        return (math.log(share), "") if share > 0 else (-math.inf, self._why_not(call, chances))
 
     def _why_not(self, call: VerifyCall, chances: Sequence[float]) -> str:
         token, last = int(call.output[-1]), call.accepted
@@ -185,22 +193,39 @@ MISTAKES: Mapping[str, Law] = {
     "the bonus token is drawn from q": Law(bonus=lambda call: call.row(call.accepted - 1)[1]),
     "the bonus token is drawn from the previous row of p": Law(bonus=lambda call: call.row(call.accepted - 1)[0]),
     "the bonus token is the argmax of p": Law(bonus=lambda call: argmax(call.p[call.accepted])),
-    "p is taken from the next row": Law(off=(1, 0)),
-    "p is taken from the previous row": Law(off=(-1, 0)),
-    "q is taken from the next row": Law(off=(0, 1)),
-    "q is taken from the previous row": Law(off=(0, -1)),
+    "the residual goes through a softmax": Law(left=lambda p, q, d: np.exp(residual(p, q, d))),
+    "the residual is |p - q|": Law(left=lambda p, q, d: np.abs(p - q)),
+    "the token after a rejection is drawn from p without the draft": Law(left=LOSSLESS[MATCH].left),
+    **{
+        f"{side} is taken from the {row} row{alone}": Law(off=off if judged else HERE, off_left=off if left else HERE)
+        for alone, judged, left in (
+            *(("", True, True), (" for the acceptance alone", True, False)),
+            (" for the residual alone", False, True),
+        )
+        for side, row, off in (
+            *(("p", "next", (1, 0)), ("p", "previous", (-1, 0))),
+            *(("q", "next", (0, 1)), ("q", "previous", (0, -1))),
+        )
+    },
 }
 
 ALPHA = 0.01  # how often a sampler without a mistake may be found guilty by chance
-MOST = 0.9  # of the calls: a mistake that gives so many is named
+MOST = 0.97  # of the calls: a mistake that gives so many is named
 UNLIKELY = -20.0  # the log-likelihood of an output that cannot be, where mistakes are held against each other
 NOT_DRAWN = 1e-3  # p-value below which drafts are taken not to be drawn from q
 NO_SUM = {GREEDY: "its tokens are not drawn", BLOCK: "the number of tokens depends on the tokens"}  # of the output
+DRAFTED, EMITTED = "drafted surprisal", "emitted surprisal"
+NOT_FROM_Q = "the drafts are not drawn from q"
 WORDS = {
+    DRAFTED: "drafts follow q",
     "recovered draws": "tokens after a rejection follow the residual",
     "bonus draws": "bonus tokens follow p",
-    "emitted surprisal": "emitted tokens follow the target's p: lossless",
+    EMITTED: "emitted tokens follow the target's p: lossless",
 }
+BY_COIN = "the final coin decides each"
+EXPECTED = 5.0  # times that a token must be expected to be held against how often it came
+NOWHERE: Callable[[int], Reference] = lambda _: Reference("", 0, 0)  # noqa: E731
+COINS_APART = 2.0**-24  # of uniform numbers as float32 has them; equal ones are this likely
 
 
 @dataclass(frozen=True)
@@ -244,25 +269,70 @@ def judge_calls(calls: Sequence[VerifyCall], rule: str | None = None, alpha: flo
         raise UserError(f"unknown rule {rule}: use {', '.join(LOSSLESS)}")
     if not calls:
         raise UserError("there is no call to judge")
+    calls = [*{_key(call, number): call for number, call in enumerate(calls)}.values()]
     under = {name: np.array([law.judge(call)[0] for call in calls]) for name, law in MISTAKES.items()}
-    found = {name: _checks(name, calls, under, alpha) for name in (LOSSLESS if rule is None else [rule])}
+    alone = "" if rule is None else "a rule was named, which asks for the sampler alone"
+    found = {name: _checks(name, calls, under, alpha, alone) for name in (LOSSLESS if rule is None else [rule])}
     failed = {name: [check for check in checks if check.result is CheckResult.FAILED] for name, checks in found.items()}
     refuted = {name: f"{checks[0].name}: {checks[0].detail}" for name, checks in failed.items() if checks}
     fits = tuple(name for name in found if name not in refuted)
     shown = next(iter([*fits, *found]))
     wrong = tuple((number, LOSSLESS[shown].judge(calls[number])[1]) for number in found[shown][0].wrong.tolist())
-    likely = {} if fits else {name: float(np.maximum(logs, UNLIKELY).sum()) for name, logs in under.items()}
-    mistake = max(likely, key=likely.__getitem__, default="")
-    given = int(np.isfinite(under[mistake]).sum()) if mistake else 0
-    mistake = mistake if given >= MOST * len(calls) else ""
+    is_drafted = not fits and [check.name for check in failed[shown]] == [DRAFTED]
+    mistake, given = (NOT_FROM_Q, len(calls)) if is_drafted else ("", 0) if fits else _mistake(calls, under)
     drafts = sum(len(call.drafted) for call in calls)
     return CallsJudged(len(calls), drafts, fits, refuted, mistake, given, tuple(found[shown]), wrong)
 
 
-def _checks(rule: str, calls: Sequence[VerifyCall], under: Mapping[str, Doubles], alpha: float) -> list[Finding]:
+def _key(call: VerifyCall, number: int) -> tuple[Any, ...]:
+    """What makes a call another one. Without coins equal ones may have come by chance."""
+    arrays = (call.p, call.drafted, call.output, call.q, call.coin)
+    return (number,) if call.coin is None else (call.final_coin, *(x if x is None else x.tobytes() for x in arrays))
+
+
+def _mistake(calls: Sequence[VerifyCall], under: Mapping[str, Doubles]) -> tuple[str, int]:
+    """The likeliest known mistake that gives nearly all calls, and how many, where chance falls as it makes it."""
+    likely = {name: float(np.maximum(logs, UNLIKELY).sum()) for name, logs in under.items()}
+    for name in sorted(likely, key=likely.__getitem__, reverse=True):
+        given = np.isfinite(under[name])
+        families = _families(MISTAKES[name], list(compress(calls, given)), "the output is another", "", name)
+        by_chance = all(family.p_value >= NOT_DRAWN for family in families if family.judged and family.name != DRAFTED)
+        if given.sum() >= MOST * len(calls) and by_chance:
+            return name, int(given.sum())
+    return "", 0
+
+
+def _unequal(calls: Sequence[VerifyCall]) -> Finding:
+    """Coins of float32 are seldom equal by chance: so seldom that a few more tell of a coin that is used again."""
+    coins = np.concatenate([np.zeros(0), *_coins(calls)])
+    twice, n = len(coins) - len(np.unique(coins)), len(coins)
+    found = Finding("coins unequal", CheckResult.SKIPPED, "no coin is used twice", n, unit="coin", note="no coins")
+    if not n or np.array_equal(np.round(coins, 6), coins):
+        return found if not n else replace(found, note="the coins are rounded")
+    chance = n * n / 2 * COINS_APART
+    if twice <= 2 + chance + 6 * math.sqrt(chance):
+        return replace(found, result=CheckResult.PASSED, note="")
+    detail = f"{n - twice:,} different ones among {plural(n, 'coin')}"
+    return replace(found, result=CheckResult.FAILED, note="", failed=twice, detail=detail)
+
+
+def _evenly(calls: Sequence[VerifyCall]) -> Family:
+    sums = {"": Sum.uniform(np.concatenate([np.zeros(0), *_coins(calls)]))}
+    return Family("coins uniform", "coins are spread evenly over 0 to 1", sums, DISTANCE, NOWHERE, "no coins")
+
+
+def _coins(calls: Sequence[VerifyCall]) -> Iterator[Doubles]:
+    for call in calls:
+        yield from () if call.coin is None else (np.asarray(call.coin, np.float64),)
+        yield from () if call.final_coin is None else (np.array([call.final_coin]),)
+
+
+def _checks(
+    rule: str, calls: Sequence[VerifyCall], under: Mapping[str, Doubles], alpha: float, alone: str
+) -> list[Finding]:
     """What holds where a rule was at work: first that its outputs are possible, last that no mistake is likelier.
 
-    `under`: the log-likelihoods of the outputs, by mistake.
+    `under`: the log-likelihoods of the outputs, by mistake. `alone`: why drafts may be others than draws from q.
     """
     logs, why_not = zip(*map(LOSSLESS[rule].judge, calls), strict=True)
     first = Finding(
@@ -273,7 +343,8 @@ def _checks(rule: str, calls: Sequence[VerifyCall], under: Mapping[str, Doubles]
         first = replace(first, result=CheckResult.FAILED, failed=len(wrong), wrong=wrong, detail=detail)
     own = np.array(logs)
     possible = np.isfinite(own)
-    families = _families(rule, list(compress(calls, possible)))
+    lacking, no_q = NO_SUM.get(rule, ""), alone if rule in (STANDARD, BLOCK) else f"{rule} asks for no q"
+    families = [_evenly(calls), *_families(LOSSLESS[rule], list(compress(calls, possible)), lacking, no_q, rule)]
     over = {name: float((of_mistake[possible] - own[possible]).sum()) for name, of_mistake in under.items()}
     times = float(np.logaddexp.reduce([*over.values()])) - math.log(len(over))  # log of the mean
     p_values = [*(family.p_value if family.judged else 1.0 for family in families), math.exp(-max(times, 0.0))]
@@ -284,37 +355,64 @@ def _checks(rule: str, calls: Sequence[VerifyCall], under: Mapping[str, Doubles]
     if failed[-1]:
         best = f"10^{times / math.log(10):.0f} times as likely where {max(over, key=over.__getitem__)}"
         last = replace(last, result=CheckResult.FAILED, failed=count, detail=best)
-    return [first, *made, last]
+    return [first, _unequal(calls), *made, last]
 
 
-def _families(rule: str, calls: Sequence[VerifyCall]) -> list[Family]:
-    """The decisions and the draws of calls that a rule can give."""
-    a, accepted = list[float](), list[bool]()
-    drawn: dict[str, list[tuple[Doubles, int]]] = {name: [] for name in (*WORDS, "drafts")}  # rows, and what came
+def _families(law: Law, calls: Sequence[VerifyCall], lacking: str, no_q: str, name: str) -> list[Family]:
+    """The decisions and the draws of calls that a law can give. `lacking`: why the output need not follow p;
+    `no_q`: why drafts need not follow q."""
+    a, tried = list[float](), list[tuple[int, bool]]()  # of each draft its token and whether it was accepted
+    drawn: dict[str, list[tuple[Doubles, int]]] = {name: [] for name in WORDS}  # rows, and what came
     for call in calls:
-        chances, row = LOSSLESS[rule].walk(call)
+        chances, row = law.walk(call)
         a += chances
-        accepted += [place < call.accepted for place in range(len(chances))]
+        tried += [(int(call.drafted[place]), place < call.accepted) for place in range(len(chances))]
         if row is not None and call.final_coin is None:
-            name = "recovered draws" if call.accepted < len(call.drafted) else "bonus draws"
-            drawn[name].append((row, call.output[-1]))
-        drawn["emitted surprisal"] += zip(call.p, call.output, strict=False)
-        drawn["drafts"] += [] if call.q is None else zip(call.q, call.drafted, strict=True)
+            kind = "recovered draws" if call.accepted < len(call.drafted) else "bonus draws"
+            drawn[kind].append((row, call.output[-1]))
+        drawn[EMITTED] += zip(call.p, call.output, strict=False)
+        drawn[DRAFTED] += [] if call.q is None else zip(call.q, call.drafted, strict=True)
     sums = {name: _surprisal(tokens) for name, tokens in drawn.items()}
-    lacking = NO_SUM.get(rule, "")
-    if sums["drafts"].judged and sums["drafts"].p_value < NOT_DRAWN:
-        lacking = "the drafts do not follow q, so the output need not follow p"
-    chance = np.array(a)
+    if name in (STANDARD, BLOCK) and sums[DRAFTED].judged and sums[DRAFTED].p_value < NOT_DRAWN:
+        lacking = lacking or "the drafts do not follow q, so the output need not follow p"
+    chance, (token, accepted) = np.array(a), np.array(tried, np.int64).reshape(-1, 2).T
     free = np.flatnonzero((chance > 0) & (chance < 1))
-    decided = Sum.of((np.array(accepted) - chance)[free], (chance * (1 - chance))[free], 1.0, np.full(len(free), -1))
-    as_often = f"drafts are accepted as often as {rule} predicts"
+    off, spread_of = (accepted - chance)[free], (chance * (1 - chance))[free]
+    by_token = {
+        f"token {each}": Sum.of(off[mine], spread_of[mine], 1.0, np.full(int(mine.sum()), -1))
+        for each in np.unique(token[free]).tolist()
+        for mine in [token[free] == each]
+    }
     by_coins = "the coins decide each draft" if len(chance) and not len(free) else FEW
-    nowhere: Callable[[int], Reference] = lambda _: Reference("", 0, 0)  # noqa: E731
-    made = [Family("acceptance", as_often, {"": decided}, SHARE, nowhere, by_coins)]
-    for name, about in WORDS.items():
-        skipped = lacking if name == "emitted surprisal" else ""
-        made.append(Family(name, about, {} if skipped else {"": sums[name]}, NATS, nowhere, skipped or FEW))
-    return made
+    drawn_by_coin = any(call.final_coin is not None for call in calls)
+    as_often = f"drafts are accepted as often as {name} predicts"
+    decided = Sum.of(off, spread_of, 1.0, np.full(len(free), -1))
+    made = [
+        Family("acceptance", as_often, {"": decided}, SHARE, NOWHERE, by_coins),
+        Family("acceptance by token", "the same by the draft's token", by_token, SHARE, NOWHERE, by_coins, len(free)),
+    ]
+    for draws, about in WORDS.items():
+        skipped = {EMITTED: lacking, DRAFTED: no_q}.get(draws, "")
+        why = skipped or (BY_COIN if drawn_by_coin and not drawn[draws] else FEW)
+        made.append(Family(draws, about, {} if skipped else {"": sums[draws]}, NATS, NOWHERE, why))
+    last = {"after a rejection": drawn["recovered draws"], "as a bonus token": drawn["bonus draws"]}
+    count, lacking = sum(map(len, last.values())), BY_COIN if drawn_by_coin else FEW
+    of_tokens = {name: each for where, tokens in last.items() for name, each in _by_token(tokens, where).items()}
+    about = "each token comes last as often as it should"
+    return [*made, Family("draws by token", about, of_tokens, SHARE, NOWHERE, lacking, count)]
+
+
+def _by_token(drawn: Sequence[tuple[Doubles, int]], where: str) -> dict[str, Sum]:
+    """How much more often each token came than what it was drawn from says."""
+    if not drawn:
+        return {}
+    came = np.bincount([token for _, token in drawn], minlength=len(drawn[0][0])).astype(np.float64)
+    expected, squares = np.zeros((2, len(came)))
+    for row, _ in drawn:
+        expected += row
+        squares += row.astype(np.float64) ** 2
+    more, variance, told = came - expected, expected - squares, np.flatnonzero(expected >= EXPECTED).tolist()
+    return {f"token {each} {where}": Sum(more[each], variance[each], len(drawn), 1.0) for each in told}
 
 
 def _surprisal(drawn: Sequence[tuple[Doubles, int]]) -> Sum:
@@ -456,7 +554,15 @@ def _call(one: Arrays, where: str) -> VerifyCall:
             raise UserError(f"{where}: {name} is {tokens.tolist()}, but the vocabulary has {p.shape[-1]} tokens")
     q, coin = (None if x is None else x[:n] for x in (q, one.get("coin")))
     final = float(one["final_coin"].flat[0]) if "final_coin" in one else None
-    return VerifyCall(p[: n + (len(p) > drafts)], drafted, output, q, coin, final)
+    return VerifyCall(p[: n + (len(p) > drafts)], drafted, output, q, coin, final, _rounding(p) if "p" in one else 0.0)
+
+
+def _rounding(rows: Doubles) -> float:
+    """The relative error of numbers that were stored in float16 or bfloat16; 0 where they hold more digits."""
+    rows = np.asarray(rows, np.float32)
+    if not (rows.view(np.uint32) & 0xFFFF).any():
+        return 2.0**-8
+    return 2.0**-11 if np.array_equal(rows.astype(np.float16), rows) else 0.0
 
 
 def _rows(one: Arrays, name: str, logits: str) -> Doubles | None:

@@ -170,8 +170,9 @@ class Hooks:
                 self._guard.safely(witness.end_round, call.given["input_ids"], call.given["scores"])
             return call()
 
-        wrap(generator, "get_candidates", get_candidates)
-        wrap(generator, "update_candidate_strategy", update_candidate_strategy)
+        # a generator of the user's own may call its parameters otherwise: they are given by position
+        wrap(generator, "get_candidates", get_candidates, ("input_ids",))
+        wrap(generator, "update_candidate_strategy", update_candidate_strategy, ("input_ids", "scores", "num_matches"))
 
     def _sampling(self, call: HookedCall) -> Any:
         running = self._stack[-1] if self._stack else None

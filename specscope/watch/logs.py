@@ -119,8 +119,8 @@ class Log:
         if key not in self._writers:
             make_room(self._writers, key)
             tail = [text for each, text in map(self._split, self._tail) if each == within]
-            held = [] if server and others else None
-            self._writers[key] = _Writer(before, server, self._form(self._now, tail), held=held)
+            self._writers[key] = _Writer(before, server, self._form(self._now, tail))
+            self._writers[key].held = [] if server and others else None
         writer, intervals = self._writers[key], list[ToldInterval]()
         for other in others:  # they write in turn
             if server and other.process and other.held is not None:

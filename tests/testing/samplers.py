@@ -33,10 +33,17 @@ def sampled(rng, p, q, drafted, mistake):
             accept = drafter[token] / row[token] if row[token] else 1.0
         if mistake == "accept by p > q":
             accept = float(row[token] > drafter[token])
+        if mistake in ("ratio x 1.3", "the last is taken"):
+            accept = accept * 1.3 if mistake == "ratio x 1.3" else float(place == len(drafted) - 1) or accept
         if rng.random() < accept:
             out.append(token)
             continue
-        left = np.maximum(row - drafter, 0)
+        left = np.maximum((p[place + 1] if mistake == "residual off by one" else row) - drafter, 0)
+        if mistake == "softmax":
+            left = np.exp(left)
+        if mistake == "a token never comes":
+            left[0] = 0
+            left = left if left.any() else row
         if mistake == "residual from raw p":
             left = row
         if mistake == "argmax of recovered":

@@ -6,17 +6,18 @@ from functools import partial
 import numpy as np
 import pytest
 
-from specscope.analyze.findings import Exit
+from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.speculate.verify import host, match, traversal
 from specscope.testing import VerifyCall, judge_calls, lossless
+from specscope.testing.calls import read_calls
 from specscope.testing.enumeration import by_coins, total_variation
 from specscope.trace.record.own_rule import OwnRule
 from specscope.trace.record.rules import BLOCK
 from specscope.trace.record.tree import DraftTree, Drawn
 from specscope.tree_shape import parse_tree
 from tests.speculate.verify.enumeration import batch_of, dense
-from tests.testing.samplers import calls
+from tests.testing.samplers import arrays, calls
 
 NAMED = {
     "renormalisation left out": "the residual is not renormalised: beyond its mass it gives the last token",
@@ -26,6 +27,8 @@ NAMED = {
     "accept by p > q": "drafts are accepted where p > q",
     "p off by one": "p is taken from the next row",
     "min(1, q/p)": "drafts are accepted by min(1, q / p)",
+    "residual off by one": "p is taken from the next row for the residual alone",
+    "softmax": "the residual goes through a softmax",
 }
 
 
@@ -40,6 +43,49 @@ def test_a_mistake_is_named(mistake, seed):
     found = judge_calls(calls(300, seed, mistake))
     assert (found.exit, found.mistake) == (Exit.INCONSISTENT, NAMED[mistake])
     assert f"as if {NAMED[mistake]}; 300 calls, 900 drafted tokens" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "shown"),
+    [("ratio x 1.3", "acceptance"), ("the last is taken", "acceptance"), ("a token never comes", "draws by token")],
+)
+def test_a_mistake_that_is_not_known_has_no_name(mistake, shown):
+    found = judge_calls(calls(900, 1, mistake))
+    assert (found.exit, found.mistake) == (Exit.INCONSISTENT, "")
+    assert check(found, shown).result is CheckResult.FAILED
+
+
+def drawn_by(made, coins):
+    """What comes out of these calls with these coins."""
+    rng = np.random.default_rng(2)
+    for call, coin in zip(made, coins, strict=True):
+        rows = [call.row(place) for place in range(3)]
+        accepted = int(np.cumprod([x < p[token] / q[token] for x, (p, q, token) in zip(coin, rows, strict=True)]).sum())
+        left = call.p[3] if accepted == 3 else np.maximum(call.p[accepted] - call.q[accepted], 0)
+        last = rng.choice(16, p=left.astype(float) / left.sum(dtype=float))
+        yield replace(call, coin=coin, output=np.append(call.drafted[:accepted], last))
+
+
+def coins(count):
+    return np.random.default_rng(5).random((count, 3)).astype(np.float32)
+
+
+def test_coins_that_are_used_again_and_calls_that_are_given_again():
+    fine = coins(400)
+    made = [*drawn_by(calls(400, 3), fine)]
+    assert judge_calls(made, "standard").exit is Exit.CONSISTENT
+    assert judge_calls(made * 5, "standard").calls == 400
+    for same in (np.tile(fine[0], (400, 1)), np.tile(fine[:, :1], 3)):
+        found = judge_calls([*drawn_by(calls(400, 3), same)], "standard")
+        assert check(found, "coins unequal").result is CheckResult.FAILED
+
+
+def test_p_and_q_that_were_stored_in_bfloat16_are_judged_by_their_digits(tmp_path):
+    short = lambda rows: (rows.view(np.uint32) + 0x8000 & 0xFFFF0000).view(np.float32)  # noqa: E731
+    made = [replace(call, p=short(call.p), q=short(call.q)) for call in drawn_by(calls(900, 4), coins(900))]
+    np.savez(tmp_path / "calls.npz", coins=[call.coin for call in made], **arrays(made))
+    assert judge_calls(read_calls(str(tmp_path / "calls.npz"))[0], "standard").exit is Exit.CONSISTENT
+    assert judge_calls(made, "standard").exit is Exit.INCONSISTENT  # where nobody knows how they were stored
 
 
 def test_a_mistake_that_gives_nearly_all_calls_is_named_with_how_many():
@@ -152,6 +198,7 @@ def test_drafts_that_do_not_follow_q_are_no_fault_of_the_sampler():
     found = judge_calls(made, "standard")
     assert found.exit is Exit.CONSISTENT
     assert check(found, "emitted surprisal").note == "the drafts do not follow q, so the output need not follow p"
+    assert "as if the drafts are not drawn from q" in str(judge_calls(made))  # of an engine they should
 
 
 def test_where_no_known_mistake_could_give_them_a_rule_is_not_accused():

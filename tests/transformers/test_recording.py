@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import DynamicCache, GenerationMixin
 from transformers.generation import utils
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
 import specscope
@@ -106,6 +106,13 @@ def test_an_accepted_token_that_the_end_cuts_behind_is_told(tmp_path):
     assert {end.reason for end in ends[1:]} <= {FinishReason.LENGTH, FinishReason.EOS}
     last = [steps(history)[-1] for history in histories]
     assert any(part.emitted <= part.verdict.accepted for part in last), "no accepted draft was the last token"
+
+
+def test_a_generator_of_the_users_own_may_call_its_parameters_otherwise(tmp_path, monkeypatch):
+    own = PromptLookupCandidateGenerator.get_candidates
+    monkeypatch.setattr(PromptLookupCandidateGenerator, "get_candidates", lambda self, ids, **more: own(self, ids))
+    history = recorded(tmp_path / "run.jsonl", partial(generate, CASES["lookup, greedy"]))
+    assert any(len(part.tree) for part in steps(history))
 
 
 class AtThirdPut(BaseStreamer):

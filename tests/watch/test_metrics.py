@@ -43,7 +43,14 @@ def test_two_recorded_pages_give_what_happened_between_them():
 
 
 COUNTED = [
-    changed(text("metrics_before.txt"), drafts=100 * n, drafted=300 * n, accepted=150 * n, emitted=250 * n, at=(150 * n, 0, 0))
+    changed(
+        text("metrics_before.txt"),
+        drafts=100 * n,
+        drafted=300 * n,
+        accepted=150 * n,
+        emitted=250 * n,
+        at=(150 * n, 0, 0),
+    )
     for n in (1, 2, 3)
 ]
 ACCEPTED = re.compile(r"(?m)^vllm:spec_decode_num_accepted_tokens_(?:total|per_pos_total).*\n")
@@ -64,7 +71,7 @@ def test_a_page_that_lacks_a_counter_is_passed_over_and_one_that_begins_to_have_
 def test_readings_are_in_the_order_of_their_times_and_openmetrics_counts_seconds():
     first, middle, _ = (re.sub(r"(?m)^(vllm:[^#\n]* \S+)$", r"\1 AT", page) for page in COUNTED)
     for at, scale in ((1790000000, 1), (1790000000000, 1000)):
-        page = middle.replace("AT", f"{at + 60 * scale} # {{trace_id=\"a\"}} 1.0 17.5") + first.replace("AT", str(at))
+        page = middle.replace("AT", f'{at + 60 * scale} # {{trace_id="a"}} 1.0 17.5') + first.replace("AT", str(at))
         times = [(reading.counters["drafts"], reading.time_ns / 1e9) for reading in read_metrics(page, 1)]
         assert times == [(100, 1790000000), (200, 1790000060)]
 

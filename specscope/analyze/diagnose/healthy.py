@@ -115,8 +115,10 @@ class Entropy:
     @property
     def words(self) -> str:
         """Its own, with the roots that it was taken at."""
-        bounds = dict.fromkeys((f"{self.least:.2f}", f"{self.most:.2f}"))
-        return f"{'between ' * (len(bounds) - 1)}{' and '.join(bounds)} nats (n = {plural(self.roots, 'root')})"
+        bounds = [*dict.fromkeys((f"{self.least:.2f}", f"{self.most:.2f}"))]
+        told = f"at least {bounds[0]}" if self.is_hard and len(bounds) > 1 else " and ".join(bounds)
+        between = "between " * (len(bounds) > 1 and not self.is_hard)  # `most` is of the widest vocabulary there is
+        return f"{between}{told} nats (n = {plural(self.roots, 'root')})"
 
     @staticmethod
     def of(case: Case) -> Entropy | None:

@@ -57,7 +57,7 @@ class RequestsPanel(PickPanel):
         sheet = self.table("Requests", every, columns, text, width)
         if not every and not queued:
             return Sheet([[("no requests yet", "faint")]], sheet.title)
-        sheet.title += [(f", {len(queued)} queued", "faint")] if queued else []
+        sheet.title = [*sheet.title, (f", {len(queued)} queued", "faint")] if queued else sheet.title
         there = [column for column in columns if column.width]
         sheet.lines += [row_line(item, there, width) for item in queued]
         if height <= 3:  # no line to spare: the names of the figures stand in the title

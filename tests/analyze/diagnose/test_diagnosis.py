@@ -153,7 +153,7 @@ def test_a_lower_bound_shows_no_sure_target_and_a_high_temperature_explains_low_
     (found,) = (remark for remark in healthy.remarks(case) if remark.cause is not Cause.TREE_TOO_SMALL)
     assert found.cause is cause
     (line,) = found.for_
-    assert "between 0.50 and 9.00 nats" in line if temperature > 1 else "is between 9.00 and" in line
+    assert "between 0.50 and 9.00 nats" in line if temperature > 1 else "is at least 9.00 nats" in line
 
 
 class Oracle(Drafter):

@@ -22,6 +22,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, JudgedCase, Suspect
 from specscope.analyze.diagnose.rerun import head as heads
 from specscope.analyze.diagnose.rerun import target as targets
+from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.decided import decide, interval_of
 from specscope.analyze.locate.located import Located, Proof
 from specscope.analyze.locate.model.rules import OF_OTHERS, SampledFault
@@ -101,7 +102,17 @@ def _sampled(session: JudgedCase, names: Sequence[str], *, drafter: bool) -> lis
     differs = first_differing(session.audited, names)
     sampled = None if not differs else session.q if drafter else session.p
     cause = None if sampled is None else _cause(sampled)
-    return [] if sampled is None or cause is None else [_named(cause, sampled.located)]
+    if sampled is None or cause is None:
+        return []
+    suspect, drawn = _named(cause, sampled.located), session.case.checks["drafted surprisal"]
+    if (
+        cause is Cause.Q_TEMPERATURE
+        and drawn.result is CheckResult.PASSED
+        and 2 * sampled.located.differing > drawn.tested
+    ):
+        lossless = "drafts follow the q that is recorded, so the output is the target's; fewer drafts are accepted"
+        suspect = replace(suspect, cause=Cause.RULES_WRONG, for_=(*suspect.for_, lossless))
+    return [suspect]
 
 
 def _cause(sampled: SampledFault) -> Cause | None:

@@ -370,8 +370,8 @@ def _of_steps(active: Sequence[str]) -> Iterator[RuleChange]:
         ("the penalties", "penalties", PENALTIES, len(penalties) > 1, True),
         ("the logit bias and the penalties", "penalties", (BIAS, *PENALTIES), of_bias, True),
         (", ".join(cuts), last, CUTS, len(cuts) > 1, True),
-        ("the temperature and what follows", TEMPERATURE, (TEMPERATURE, *CUTS), cuts and TEMPERATURE in active, False),
-        ("all rules", "rules", ORDER, len(active) > 1, False),
+        ("the temperature and what follows", TEMPERATURE, (TEMPERATURE, *CUTS), cuts and TEMPERATURE in active, True),
+        ("all rules", "rules", ORDER, len(active) > 1, True),
     ]
     known = [each for each in groups if each[3]]
     for words, operation, rules, *_ in known:
