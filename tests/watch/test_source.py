@@ -1,11 +1,11 @@
 """Servers, files and pipes: seen from the content, on threads, and what goes wrong is said in one line."""
 
-import re
 import base64
 import contextlib
 import gc
 import io
 import os
+import re
 import threading
 
 import pytest
