@@ -158,8 +158,8 @@ class Match:
         return self.off / max(self.total, 1)
 
     def given(self, right: Match) -> float:
-        """The share of all parents: one of which it gives nothing does not come out."""
-        return self.same / max(self.total, right.total, 1)
+        """The share of the parents: where it gives nothing of most of them, of half of all."""
+        return self.same / max(self.total, right.total / 2, 1)
 
     def gain(self, right: Match) -> float:
         """How much of what differs without any mistake (`right`) is explained: 1 all of it, 0 nothing.
