@@ -159,12 +159,12 @@ def of_finals(c: Columns) -> Iterator[Finding]:
     limit = np.where(c.greedy, e.final_p, e.final_p / left)
     exact = ~c.children_at(c.sampled & c.rejected)[c.final_row]
     slack = 1e-4 * limit + WHOLE / left
-    # Drawn with their whole p, as if nothing had been rejected, but for tokens with nearly all of p. About one in a
-    # million looks like this by chance: a few of many are no fault
+    # Drawn with their whole p, as if nothing had been rejected, but for tokens with nearly all of p. About one in two
+    # million looks like this to the last digit by chance: a few of many are no fault
     recovered = e.there & (c.kind == RECOVERED)
     whole = recovered & ~c.greedy & ~c.forced_final & (limit > 1.01 * e.final_p) & (e.final_p < SURE)
-    whole &= np.abs(c.final_p - e.final_p) <= 1e-6 * e.final_p
-    whole &= whole.sum() > max(3, 0.01 * recovered.sum())
+    whole &= np.abs(c.final_p - e.final_p) <= 2e-7 * e.final_p
+    whole &= whole.sum() > 1e-4 * recovered.sum()
     about = "the final token was drawn with its p over the mass that rejections left"
     yield check("share of the final token", about).of(
         (c.final_p > limit + slack) | (exact & (c.final_p < limit - slack)) | whole,
