@@ -6,6 +6,7 @@ so each is at work in every version known; it is convicted, and named.
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -32,9 +33,11 @@ from specscope.trace.history.history import History
 from specscope.trace.record.records import FinishReason
 from specscope.trace.wire.reading import read_capture
 from specscope.transformers import hooks, unasked
+from tests.support.commands import run_here
 from tests.support.records import received
 from tests.support.sources import skeleton
 from tests.transformers.generators import ALL, CASES, GEMMA4_DRAWN, SAMPLED, Case, buildable, generate, models, steps
+from tests.transformers.models import prompt
 from tests.transformers.scripts import SCRIPT, environment, installed, run, without_ours
 
 WRAPPED = (
@@ -106,6 +109,25 @@ def test_an_accepted_token_that_the_end_cuts_behind_is_told(tmp_path):
     assert {end.reason for end in ends[1:]} <= {FinishReason.LENGTH, FinishReason.EOS}
     last = [steps(history)[-1] for history in histories]
     assert any(part.emitted <= part.verdict.accepted for part in last), "no accepted draft was the last token"
+
+
+def test_rules_that_an_assistant_applies_twice_cost_acceptance_alone(tmp_path):
+    """As transformers does: its drafts are drawn from the q that is recorded, and judged by it."""
+    loaded = []
+    for name, model in zip(("target", "drafter"), models(), strict=True):
+        model.save_pretrained(tmp_path / name)
+        loaded.append(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name))
+    target, drafter = loaded
+    drafter.generation_config.update(assistant_confidence_threshold=0, num_assistant_tokens=4)
+    how = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.3}
+    with specscope.record(tmp_path / "run.jsonl"):
+        for seed in range(4):
+            torch.manual_seed(seed)
+            target.generate(prompt(seed=seed), assistant_model=drafter, max_new_tokens=48, pad_token_id=0, **how)
+    _, out, _ = run_here(["diagnose", str(tmp_path / "run.jsonl")])
+    assert re.search(r"1\. .* \(rules_wrong; proven: ", out)
+    assert "applied twice" in out
+    assert "so the output is the target's; fewer drafts are accepted" in out
 
 
 def test_a_generator_of_the_users_own_may_call_its_parameters_otherwise(tmp_path, monkeypatch):
