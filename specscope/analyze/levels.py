@@ -26,6 +26,7 @@ from specscope.trace.record.records import StepRecord
 from specscope.trace.record.tree import Bools, Doubles
 
 TOLD = 8  # changes of an engine that are told beside a load that explains them: more of them alternate with it
+SHORT = 5  # intervals of a level, at most, of which the middle one counts: one that is odd makes no level
 KNOWN = 0.9  # of the intervals, at least, tell a fact that is used
 TELLS = 0.5  # a condition's least correlation with the low intervals
 ELSEWHERE = "elsewhere"
@@ -167,10 +168,11 @@ def _changed(items: _Items, length: Doubles) -> Iterator[Level]:
         known = float((w * items.counting[chosen]).mean())
         bounds, chances = segments(y, w, known), [1.0]
         while bounds and max(chances) >= CHANCE:
-            fit, edges = steps(y, w, bounds), [0, *bounds, len(y)]
-            found, slopes = noises(y, w, fit, known)
-            spread = [1 / w[first:last].sum() for first, last in pairwise(edges)]
-            gains = np.diff(fit)[np.array(bounds) - 1] ** 2 / [sum(two) for two in pairwise(spread)]
+            edges = [0, *bounds, len(y)]
+            found, slopes = noises(y, w, steps(y, w, bounds), known)
+            parts = [(y[first:last], w[first:last]) for first, last in pairwise(edges)]
+            means = [np.median(a) if len(a) <= SHORT else np.average(a, weights=b) for a, b in parts]
+            gains = np.diff(means) ** 2 / [sum(two) for two in pairwise(1 / b.sum() for _, b in parts)]
             tried = 1 if slopes else len(y)
             chances = [min(1.0, tried * least_chance(gain, found)) for gain in gains.tolist()]
             if max(chances) >= CHANCE:  # beside the others it is no change

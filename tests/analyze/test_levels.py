@@ -175,6 +175,14 @@ def test_report_and_compare_of_logs_say_it(tmp_path):
     assert out.count("11-26 09:04:50") >= 2  # where one ends and the other begins
 
 
+def test_one_odd_interval_is_no_level():
+    rates = np.full(100, 0.6)
+    rates[40] = 0.2
+    assert not levels(log(rates)).changes
+    rates[41:43] = 0.2
+    assert [level.intervals for level in levels(log(rates)).changes] == [40, 3, 57]
+
+
 @pytest.mark.parametrize("count", [60, 120, 240])
 def test_a_level_that_falls_slowly_is_told_in_steps(count):
     found = levels(log(np.linspace(0.6, 0.3, count)))
