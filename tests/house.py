@@ -17,7 +17,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (10115, 9300),
     "remote": (1700, 1700),
     "watch": (1927, 1850),
-    "analyze": (19155, 15700),
+    "analyze": (19157, 15700),
     "measure": (3839, 3300),
     "engine": (2350, 2350),
     "plans": (931, 850),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (789, 320),
     "bench, train": (0, 0),
     "top level": (885, 600),
-    "all": (70099, 64500),
+    "all": (70101, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
