@@ -13,11 +13,12 @@ import pytest
 from specscope import SamplingParams
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.wording import failures
 from specscope.trace.record.params import StructuredOutputs
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
-from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.trace.wire.spans import Encoder, Span, SpanLevel, own_trace
 from tests.engines import run_all, tiny_engine
 
@@ -138,10 +139,16 @@ def ends_of(records: Iterable[StepRecord]) -> dict[str, RequestEnd]:
     return {end.info.id: dataclasses.replace(end, figures=None) for end in ends}
 
 
+def damage(reader: CaptureReader) -> list[str]:
+    """What a reader warns of, but for the traces that were left out and the requests that failed."""
+    failed = failures(request.end for request in reader.history.requests.values())
+    return [line for line in reader.warnings if line not in failed and not line.startswith(IN_PART)]
+
+
 def assert_is_all_of(path: Path, sent: Sent) -> None:
     """A file holds a whole run, record by record as it was sent."""
     reader = read_capture(path)
-    assert reader.warnings == []
+    assert reader.warnings == failures(sent.ends().values())
     assert len(reader.history.steps) == len(sent.records)
     for got, record in zip(reader.history.steps, sent.records, strict=True):
         ends = tuple(dataclasses.replace(end, figures=None) for end in got.finished)

@@ -22,7 +22,7 @@ from specscope.trace.wire.spans import SpanLevel
 from tests.processes import free_port
 from tests.support.commands import specscope
 from tests.telemetry import programs
-from tests.telemetry.fleet import IN_PART, SERVICE, Sent, assert_are_those, assert_is_all_of, run_fleet
+from tests.telemetry.fleet import SERVICE, Sent, assert_are_those, assert_is_all_of, damage, run_fleet
 from tests.waiting import HANG_SECONDS, until
 
 pytestmark = pytest.mark.slow
@@ -110,7 +110,7 @@ def test_the_shipped_file_keeps_whole_requests_by_their_outcome(collector, fleet
         requests = kept_requests(sent, path)
         assert names < requests < set(sent.traces())  # a share of the others
         reader = read_capture(path)
-        assert [line for line in reader.warnings if not line.startswith(IN_PART)] == []
+        assert damage(reader) == []
         assert_are_those(reader.history.steps, requests, sent)
         done = specscope("verify", path)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -248,7 +248,7 @@ def test_a_request_s_trace_holds_all_of_the_request(jaeger, tmp_path):
             path = tmp_path / f"{trace}.json"
             path.write_text(json.dumps(jaeger.trace(trace)))
             reader = read_capture(path)
-            assert [line for line in reader.warnings if not line.startswith(IN_PART)] == []
+            assert damage(reader) == []
             assert_are_those(reader.history.steps, {name}, sent)
 
 
