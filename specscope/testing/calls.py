@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from hashlib import blake2b
 from itertools import compress
 from typing import Any
 
@@ -32,7 +33,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.kinds import TENSORS, kind_of, start_of
 from specscope.trace.record.notes import spread
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD
-from specscope.trace.record.tree import Doubles
+from specscope.trace.record.tree import Bools, Doubles
 
 NEAR = 1e-5  # of a border, where a sampler's rounding may decide
 TINY = 1e-45
@@ -211,6 +212,7 @@ MISTAKES: Mapping[str, Law] = {
 
 ALPHA = 0.01  # how often a sampler without a mistake may be found guilty by chance
 MOST = 0.97  # of the calls: a mistake that gives so many is named
+LIKELIEST = 5  # mistakes, of which it is asked whether chance falls as they make it
 UNLIKELY = -20.0  # the log-likelihood of an output that cannot be, where mistakes are held against each other
 NOT_DRAWN = 1e-3  # p-value below which drafts are taken not to be drawn from q
 NO_SUM = {GREEDY: "its tokens are not drawn", BLOCK: "the number of tokens depends on the tokens"}  # of the output
@@ -269,35 +271,43 @@ def judge_calls(calls: Sequence[VerifyCall], rule: str | None = None, alpha: flo
         raise UserError(f"unknown rule {rule}: use {', '.join(LOSSLESS)}")
     if not calls:
         raise UserError("there is no call to judge")
-    calls = [*{_key(call, number): call for number, call in enumerate(calls)}.values()]
+    once = _first_of_equal(calls)
     under = {name: np.array([law.judge(call)[0] for call in calls]) for name, law in MISTAKES.items()}
     alone = "" if rule is None else "a rule was named, which asks for the sampler alone"
-    found = {name: _checks(name, calls, under, alpha, alone) for name in (LOSSLESS if rule is None else [rule])}
+    found = {name: _checks(name, calls, once, under, alpha, alone) for name in (LOSSLESS if rule is None else [rule])}
     failed = {name: [check for check in checks if check.result is CheckResult.FAILED] for name, checks in found.items()}
     refuted = {name: f"{checks[0].name}: {checks[0].detail}" for name, checks in failed.items() if checks}
     fits = tuple(name for name in found if name not in refuted)
     shown = next(iter([*fits, *found]))
     wrong = tuple((number, LOSSLESS[shown].judge(calls[number])[1]) for number in found[shown][0].wrong.tolist())
     is_drafted = not fits and [check.name for check in failed[shown]] == [DRAFTED]
-    mistake, given = (NOT_FROM_Q, len(calls)) if is_drafted else ("", 0) if fits else _mistake(calls, under)
+    mistake, given = (NOT_FROM_Q, len(calls)) if is_drafted else ("", 0) if fits else _mistake(calls, once, under)
     drafts = sum(len(call.drafted) for call in calls)
     return CallsJudged(len(calls), drafts, fits, refuted, mistake, given, tuple(found[shown]), wrong)
 
 
-def _key(call: VerifyCall, number: int) -> tuple[Any, ...]:
-    """What makes a call another one. Without coins equal ones may have come by chance."""
-    arrays = (call.p, call.drafted, call.output, call.q, call.coin)
-    return (number,) if call.coin is None else (call.final_coin, *(x if x is None else x.tobytes() for x in arrays))
+def _first_of_equal(calls: Sequence[VerifyCall]) -> Bools:
+    """Which calls count where chance is asked: of those that are equal in all, coins too, the first. Without coins
+    equal ones may have come by chance."""
+    seen, once = set[bytes](), np.ones(len(calls), np.bool_)
+    for number, call in enumerate(calls):
+        if call.coin is not None:
+            arrays = (call.p, call.drafted, call.output, call.coin, *(() if call.q is None else (call.q,)))
+            key = blake2b(b"".join(each.tobytes() for each in arrays) + repr(call.final_coin).encode()).digest()
+            once[number] = key not in seen
+            seen.add(key)
+    return once
 
 
-def _mistake(calls: Sequence[VerifyCall], under: Mapping[str, Doubles]) -> tuple[str, int]:
+def _mistake(calls: Sequence[VerifyCall], once: Bools, under: Mapping[str, Doubles]) -> tuple[str, int]:
     """The likeliest known mistake that gives nearly all calls, and how many, where chance falls as it makes it."""
     likely = {name: float(np.maximum(logs, UNLIKELY).sum()) for name, logs in under.items()}
-    for name in sorted(likely, key=likely.__getitem__, reverse=True):
+    for name in sorted(likely, key=likely.__getitem__, reverse=True)[:LIKELIEST]:
         given = np.isfinite(under[name])
-        families = _families(MISTAKES[name], list(compress(calls, given)), "the output is another", "", name)
-        by_chance = all(family.p_value >= NOT_DRAWN for family in families if family.judged and family.name != DRAFTED)
-        if given.sum() >= MOST * len(calls) and by_chance:
+        if given.sum() < MOST * len(calls):
+            continue
+        families = _families(MISTAKES[name], list(compress(calls, given & once)), name, *["it is a mistake"] * 2)
+        if all(family.p_value >= NOT_DRAWN for family in families if family.judged):
             return name, int(given.sum())
     return "", 0
 
@@ -328,11 +338,12 @@ def _coins(calls: Sequence[VerifyCall]) -> Iterator[Doubles]:
 
 
 def _checks(
-    rule: str, calls: Sequence[VerifyCall], under: Mapping[str, Doubles], alpha: float, alone: str
+    rule: str, calls: Sequence[VerifyCall], once: Bools, under: Mapping[str, Doubles], alpha: float, alone: str
 ) -> list[Finding]:
     """What holds where a rule was at work: first that its outputs are possible, last that no mistake is likelier.
 
-    `under`: the log-likelihoods of the outputs, by mistake. `alone`: why drafts may be others than draws from q.
+    `once`: the calls that count where chance is asked. `under`: the log-likelihoods of the outputs, by mistake.
+    `alone`: why drafts may be others than draws from q.
     """
     logs, why_not = zip(*map(LOSSLESS[rule].judge, calls), strict=True)
     first = Finding(
@@ -342,9 +353,9 @@ def _checks(
         detail = f"call {wrong[0]}: {why_not[wrong[0]]}"
         first = replace(first, result=CheckResult.FAILED, failed=len(wrong), wrong=wrong, detail=detail)
     own = np.array(logs)
-    possible = np.isfinite(own)
+    possible, different = np.isfinite(own) & once, list(compress(calls, once))
     lacking, no_q = NO_SUM.get(rule, ""), alone if rule in (STANDARD, BLOCK) else f"{rule} asks for no q"
-    families = [_evenly(calls), *_families(LOSSLESS[rule], list(compress(calls, possible)), lacking, no_q, rule)]
+    families = [_evenly(different), *_families(LOSSLESS[rule], list(compress(calls, possible)), rule, lacking, no_q)]
     over = {name: float((of_mistake[possible] - own[possible]).sum()) for name, of_mistake in under.items()}
     times = float(np.logaddexp.reduce([*over.values()])) - math.log(len(over))  # log of the mean
     p_values = [*(family.p_value if family.judged else 1.0 for family in families), math.exp(-max(times, 0.0))]
@@ -355,10 +366,10 @@ def _checks(
     if failed[-1]:
         best = f"10^{times / math.log(10):.0f} times as likely where {max(over, key=over.__getitem__)}"
         last = replace(last, result=CheckResult.FAILED, failed=count, detail=best)
-    return [first, _unequal(calls), *made, last]
+    return [first, _unequal(different), *made, last]
 
 
-def _families(law: Law, calls: Sequence[VerifyCall], lacking: str, no_q: str, name: str) -> list[Family]:
+def _families(law: Law, calls: Sequence[VerifyCall], name: str, lacking: str, no_q: str) -> list[Family]:
     """The decisions and the draws of calls that a law can give. `lacking`: why the output need not follow p;
     `no_q`: why drafts need not follow q."""
     a, tried = list[float](), list[tuple[int, bool]]()  # of each draft its token and whether it was accepted
@@ -370,8 +381,9 @@ def _families(law: Law, calls: Sequence[VerifyCall], lacking: str, no_q: str, na
         if row is not None and call.final_coin is None:
             kind = "recovered draws" if call.accepted < len(call.drafted) else "bonus draws"
             drawn[kind].append((row, call.output[-1]))
-        drawn[EMITTED] += zip(call.p, call.output, strict=False)
-        drawn[DRAFTED] += [] if call.q is None else zip(call.q, call.drafted, strict=True)
+        drawn[EMITTED] += [] if lacking else zip(call.p, call.output, strict=False)
+        is_asked = call.q is not None and (not no_q or name in (STANDARD, BLOCK))
+        drawn[DRAFTED] += zip(call.q, call.drafted, strict=True) if is_asked else []  # type: ignore[arg-type]
     sums = {name: _surprisal(tokens) for name, tokens in drawn.items()}
     if name in (STANDARD, BLOCK) and sums[DRAFTED].judged and sums[DRAFTED].p_value < NOT_DRAWN:
         lacking = lacking or "the drafts do not follow q, so the output need not follow p"

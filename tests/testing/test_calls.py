@@ -74,7 +74,9 @@ def test_coins_that_are_used_again_and_calls_that_are_given_again():
     fine = coins(400)
     made = [*drawn_by(calls(400, 3), fine)]
     assert judge_calls(made, "standard").exit is Exit.CONSISTENT
-    assert judge_calls(made * 5, "standard").calls == 400
+    again = judge_calls(made * 5, "standard")
+    assert (again.exit, again.calls) == (Exit.CONSISTENT, 2000)
+    assert check(again, "recovered draws") == check(judge_calls(made, "standard"), "recovered draws")
     for same in (np.tile(fine[0], (400, 1)), np.tile(fine[:, :1], 3)):
         found = judge_calls([*drawn_by(calls(400, 3), same)], "standard")
         assert check(found, "coins unequal").result is CheckResult.FAILED
