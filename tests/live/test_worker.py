@@ -138,7 +138,7 @@ def test_a_node_is_looked_at_wherever_the_engine_is(worker, session):
     at = next(i for i, record in enumerate(steps) if record.requests and len(record.requests[0].tree))
     part = steps[at].requests[0]
     session.goto(at)
-    assert worker.status == "idle"
+    wait(lambda: worker.status == "idle", session)  # the request before has only just ended
     assert session.view_node(part.request, 0)
     wait(lambda: worker.node_view is not None, session)
     assert (worker.node_view.step, worker.node_view.node) == (steps[at].step, 0)
