@@ -301,12 +301,12 @@ def _first_of_equal(calls: Sequence[VerifyCall]) -> Bools:
 
 def _mistake(calls: Sequence[VerifyCall], once: Bools, under: Mapping[str, Doubles]) -> tuple[str, int]:
     """The likeliest known mistake that gives nearly all calls, and how many, where chance falls as it makes it."""
-    likely = {name: float(np.maximum(logs, UNLIKELY).sum()) for name, logs in under.items()}
+    likely, lacking = {name: float(np.maximum(logs, UNLIKELY).sum()) for name, logs in under.items()}, "it is a mistake"
     for name in sorted(likely, key=likely.__getitem__, reverse=True)[:LIKELIEST]:
         given = np.isfinite(under[name])
         if given.sum() < MOST * len(calls):
             continue
-        families = _families(MISTAKES[name], list(compress(calls, given & once)), name, *["it is a mistake"] * 2)
+        families = _families(MISTAKES[name], list(compress(calls, given & once)), name, lacking, lacking)
         if all(family.p_value >= NOT_DRAWN for family in families if family.judged):
             return name, int(given.sum())
     return "", 0
@@ -314,7 +314,7 @@ def _mistake(calls: Sequence[VerifyCall], once: Bools, under: Mapping[str, Doubl
 
 def _unequal(calls: Sequence[VerifyCall]) -> Finding:
     """Coins of float32 are seldom equal by chance: so seldom that a few more tell of a coin that is used again."""
-    coins = np.concatenate([np.zeros(0), *_coins(calls)])
+    coins = _coins(calls)
     twice, n = len(coins) - len(np.unique(coins)), len(coins)
     found = Finding("coins unequal", CheckResult.SKIPPED, "no coin is used twice", n, unit="coin", note="no coins")
     if not n or np.array_equal(np.round(coins, 6), coins):
@@ -327,14 +327,13 @@ def _unequal(calls: Sequence[VerifyCall]) -> Finding:
 
 
 def _evenly(calls: Sequence[VerifyCall]) -> Family:
-    sums = {"": Sum.uniform(np.concatenate([np.zeros(0), *_coins(calls)]))}
+    sums = {"": Sum.uniform(_coins(calls))}
     return Family("coins uniform", "coins are spread evenly over 0 to 1", sums, DISTANCE, NOWHERE, "no coins")
 
 
-def _coins(calls: Sequence[VerifyCall]) -> Iterator[Doubles]:
-    for call in calls:
-        yield from () if call.coin is None else (np.asarray(call.coin, np.float64),)
-        yield from () if call.final_coin is None else (np.array([call.final_coin]),)
+def _coins(calls: Sequence[VerifyCall]) -> Doubles:
+    finals = [[call.final_coin] for call in calls if call.final_coin is not None]
+    return np.concatenate([np.zeros(0), *(call.coin for call in calls if call.coin is not None), *finals])
 
 
 def _checks(

@@ -173,8 +173,8 @@ def unwrapped(line: str) -> str:
         digits = f"{time % (60 * 10**6):08}"
         return f"{time // (60 * 10**6)}.{digits[:2]}.{digits[2:5]}.{digits[5:]} I {value['msg']}"
     pod = next((str(within[key]) for key in PODS if key in within), "") if isinstance(within, dict) else ""
-    texts = [text for key in (*TEXTS, *value) if isinstance(text := value.get(key), str)]
-    text = texts[0] if texts and any(key in value for key in TEXTS) else max(texts, key=len, default=line)
+    longest = max((text for text in value.values() if isinstance(text, str)), key=len, default=line)
+    text = next((text for key in TEXTS if isinstance(text := value.get(key), str)), longest)
     stamp = "" if _TIME.search(text) else next(filter(None, (_stamp(value.get(key)) for key in STAMPS)), "")
     return " ".join(filter(None, (pod and f"[{pod}]", text.rstrip(), stamp)))
 
@@ -245,7 +245,7 @@ class VllmLog(LogReader):
         self._held: list[ToldInterval] | None = None  # from before it is known whether there are several
         self._unnamed: str | None = None  # the engine kept without a name: it was reported before it was named
         self._rates = False  # whether a line had those by position
-        self._lines: set[tuple[str, str]] = set()  # with a time: a log may be there twice
+        self._lines: set[int] = set()  # hashes of those with a time, and their engine: a log may be there twice
 
     def _take(self, line: str, now: datetime) -> list[ToldInterval]:
         self._now = now
@@ -274,10 +274,10 @@ class VllmLog(LogReader):
         if self._rates and not interval.aggregate.accepted_at and interval.aggregate.accepted:
             raise UnreadableError(f"a `{MARK}` line that is cut off")
         self._rates |= bool(interval.aggregate.accepted_at)
-        if (self._engine, line) in self._lines:
+        if (known := hash((self._engine, line))) in self._lines:
             raise UnreadableError(f"a `{MARK}` line that the log has twice")
         if (self._engine or not self._engines) and interval.aggregate.drafted and _TIME.search(line):
-            self._lines.add((self._engine, line))  # else it may be of another engine
+            self._lines.add(known)  # else it may be of another engine
         self._load = {}
         if is_first and not self._engines:
             self._held = []
