@@ -85,9 +85,12 @@ _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
     (unread("a list of traces that Tempo found"), "traces.traceID"),
     (unread("a trace in Zipkin's format"), "traceId id | traceId localEndpoint"),
     (unread("metrics or logs in OTLP JSON"), "resourceMetrics | resourceLogs"),
+    (unread("an error from Prometheus's API"), "status errorType error"),
+    (watched("a result of trtllm-bench"), "decoding_stats performance"),
     (
         watched("a result of a serving bench (bench serve)"),
-        "request_throughput total_output_tokens | spec_decode_num_drafts date | accept_length request_throughput",
+        "backend total_output_tokens | request_throughput total_output_tokens | spec_decode_num_drafts date"
+        " | accept_length request_throughput",
     ),
     (watched("metrics from Prometheus's API"), "data.resultType"),
     (
@@ -131,7 +134,8 @@ _BY_TEXT = (
     (SGLANG_LOG, r"\bDecode batch.*#running-req: "),
     (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[\w/]+\.py:|\bSpecDecoding metrics: Mean"),
     (LLAMACPP_PAGE, r"^(?:# (?:HELP|TYPE) )?llamacpp[:_]\w+[ {]"),
-    (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*(?:[a-zA-Z_:]\w*:|(?:vllm|sglang)_)\w+(?:\{.*\})? [-+.\w]+(?: \d+)?\s*$"),
+    (PAGE, r"\A(?:HTTP/[\d.]+ \d.*\n(?:[\w-]+:.*\n)*)?\s*# (?:HELP|TYPE) \S"),  # curl -i has headers before it
+    (PAGE, r"\A\s*(?:[a-zA-Z_:]\w*:|(?:vllm|sglang)_)\w+(?:\{.*\})? [-+.\w]+(?: \d+)?\s*$"),
     (
         watched("a printed result with acceptance"),
         r"^\s*(?:num_drafts|mean acceptance length[\w ()]*|accept(?:ance)? length|acceptance at token \d+): *\d",

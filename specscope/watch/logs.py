@@ -54,6 +54,7 @@ class LogReader:
     marks: tuple[str, ...] = ()  # of lines that it looks at
     own = synthetic = re.compile("$.")  # where its own part of a line begins; that verdicts are made up
     clock: re.Pattern[str] | None = None  # a time, which may stand before that part
+    is_log = True  # else what an example prints at its end: its log has the same counts
 
     def __init__(self, now: datetime, tail: list[str]) -> None:
         self.any = False  # whether there was a line with drafts
@@ -97,10 +98,16 @@ class Log:
         self._form, self._now, self._tail, self._file = form, now, tail, ""
         self._writers: dict[tuple[str, str], _Writer] = {}
         self._made_up: set[str] = set()  # those before whose lines it stands
+        self._name = ""  # of an engine without one, where the log has another form before
 
     @property
     def any(self) -> bool:
         return any(writer.reader.any for writer in self._writers.values())
+
+    def beside(self, first: Log) -> bool:
+        """Whether lines of this form are read in a log that has lines of another."""
+        self._name = "" if self.any else self._form.source
+        return self._form.is_log and first._form.is_log
 
     def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:
         """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
@@ -147,7 +154,8 @@ class Log:
     def _named(self, writer: _Writer, intervals: list[ToldInterval]) -> list[ToldInterval]:
         source = f"{self._form.source}, {SYNTHETIC}" if writer.before in self._made_up else ""
         process = writer.process if writer.is_second else ""
-        return [told.of(writer.before, told.aggregate.engine, process, source=source) for told in intervals]
+        named = [told.of(writer.before, told.aggregate.engine, process, source=source) for told in intervals]
+        return [told if told.aggregate.engine else told.of(self._name) for told in named]
 
     def _split(self, line: str) -> tuple[str, str]:
         """(who wrote a line, what the engine wrote)."""

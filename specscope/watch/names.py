@@ -117,6 +117,7 @@ class Tool:
     last_steps: str = ""  # the number of each turn's last step, from 0
     rates: str = ""  # accepted by position, of the drafts
     trees: bool = False  # what was drafted may be trees: how many reached a depth is not known
+    phase: str = ""  # where it says that a request is of the warm-up: those are left out
 
 
 # What all of them call alike, of the whole answer or result
@@ -160,6 +161,12 @@ TOOLS = (
         _counts("spec_decode_acceptance.", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
         | {"metrics.output_sequence_length.value": "emitted"},
         histogram="spec_decode_acceptance.acceptance_histogram",
+        phase="metadata.benchmark_phase",
+    ),
+    Tool(
+        "trtllm-bench",
+        "decoding_stats.acceptance_length_percentiles",
+        averages={"decoding_stats.acceptance_length_percentiles.average": LENGTH},
     ),
     Tool(
         "vLLM response",

@@ -36,6 +36,8 @@ def read_results(value: Mapping[str, Any], time_ns: int) -> Iterator[ToldInterva
     for engine, part in _parts(value):
         for tool, place in ((each, place) for each in TOOLS for place in each.places):
             if found := [each for each in _leaves(part, place) if _leaves(each, tool.known_by)]:
+                if _first(part, tool.phase) == "warmup":
+                    raise UnreadableError("a request of the warm-up")
                 yield from _intervals(tool, engine, part, found, time_ns)
                 break
 
@@ -164,7 +166,7 @@ def _of_rates(rates: list[float | None], drafts: int | None) -> tuple[int, ...]:
 class Printed(LogReader):
     """The last lines that an example prints: `name: number`. A name that comes again begins another."""
 
-    words = "a printed result"
+    words, is_log = "a printed result", False
     marks = ("num_", "accept")
     own = re.compile("|".join(map(re.escape, (*PRINTED, *PRINTED_AT))))
     _line = re.compile(rf"({own.pattern})(?: (\d{{1,3}}))?:\s*([0-9]{{1,15}}(?:\.[0-9]{{1,9}})?)\s*$")

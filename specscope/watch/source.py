@@ -43,7 +43,7 @@ UNKNOWN = (
 )
 _NOT_FINITE = re.compile(rb"(?<=[:\[,\s])-?(?:Infinity|NaN)(?=[,\]}\s])")  # which Python writes, and JSON has not
 FIGURES = ('"timings"', '"speculative_decoding"', '"spec_')  # what an event of a stream that has some has
-LOGS = (VllmLog, LlamaLog, SglangLog, Printed)  # the first that knows a line of a log reads the rest of it
+LOGS = (VllmLog, LlamaLog, SglangLog, Printed)
 
 
 class Left(str):
@@ -246,12 +246,11 @@ class File:
                     intervals = reader.take(line, self._now)
                 except UnreadableError as error:
                     yield from self._fault(f"line {number}", error)
-                if reader.any and not self.recognised:
-                    self.recognised = reader.words
+                if reader.any and reader.words not in self.recognised:
+                    self.recognised = " and ".join(filter(None, (self.recognised, reader.words)))
                     yield f"{self.name}: {self.recognised}"
+                    readers = [each for each in readers if each is reader or each.beside(reader)]
                 yield from intervals
-            if self.recognised and len(readers) > 1:
-                readers = [reader for reader in readers if reader.any][:1]
         yield from (interval for reader in readers for interval in reader.rest(last=True))
 
     def _stream(self, lines: Iterator[str]) -> Iterator[ToldInterval | str]:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tracemalloc
+from collections import Counter
 from datetime import datetime
 
 import pytest
@@ -251,6 +252,18 @@ def test_a_line_of_sglang_with_all_its_parts(tmp_path):
         "sglang:gen_throughput": 812.5,
     }
     assert [each.engine for each in (one, *others)] == ["DP0", "DP1", "DP0"]
+
+
+def test_a_log_with_lines_of_two_forms_is_read_whole_and_what_an_example_prints_counts_once(tmp_path):
+    """Two engines that are tried against each other, in one `compose logs`; and an example with its log."""
+    sglang = "[2026-11-25 10:11:12] Decode batch, #running-req: 1, accept len: 2.31, accept rate: 0.44, #queue-req: 2"
+    again = LINE.replace("Accepted: 6", "Accepted: 5")
+    (tmp_path / "two.log").write_text("\n".join([load("000"), LINE, sglang, load("000"), again, sglang]))
+    source, told = samples.read(tmp_path / "two.log")
+    assert source.recognised == "vLLM's log and SGLang's log"
+    assert Counter(each.aggregate.engine for each in told) == {"000": 2, "SGLang log": 2}
+    (tmp_path / "example.log").write_text("\n".join([load("000"), LINE, "num_drafts: 10", "num_accepted_tokens: 9"]))
+    assert [each.aggregate.source for each in samples.read(tmp_path / "example.log")[1]] == ["vLLM log"]
 
 
 WHEN = datetime(2026, 11, 26, 12)

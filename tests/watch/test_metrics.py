@@ -76,6 +76,13 @@ def test_readings_are_in_the_order_of_their_times_and_openmetrics_counts_seconds
         assert times == [(100, 1790000000), (200, 1790000060)]
 
 
+def test_a_page_with_the_headers_of_its_answer(tmp_path):
+    (tmp_path / "page.txt").write_text(
+        "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n" + text("metrics_after.txt")
+    )
+    assert [told.aggregate.drafts for told in read(tmp_path / "page.txt")[1]] == [155]
+
+
 def test_a_page_alone_counts_since_its_counters_began():
     (reading,) = read_metrics(text("metrics_after.txt"), 2 * 10**18)
     told = difference(None, reading)
@@ -261,6 +268,7 @@ def test_a_result_with_counts_and_what_its_tool_means(tmp_path, source):
         ({"spec_verify_ct": 3, "spec_num_correct_drafts": 9, "spec_num_proposed_drafts": 6}, "more tokens accepted"),
         ({"spec_decode_acceptance": ACCEPTANCE | {"num_spec_steps": 4}}, "does not count the 4 steps"),
         ({"accept_lengths": [0, 1]}, "steps of 0 to 1 tokens"),
+        ({"spec_decode_acceptance": ACCEPTANCE, "metadata": {"benchmark_phase": "warmup"}}, "of the warm-up"),
         ({"num_drafts": "many"}, "num_drafts: Expected `int`, got `str`"),
         ({"spec_verify_ct": 3}, "without a count of accepted tokens"),
         ({"Acceptance_Length_Histogram": {"one": 1}}, "invalid lengths"),
@@ -423,5 +431,11 @@ def test_an_answer_of_sglang_under_the_names_of_its_version(version):
 def test_what_has_no_counts_is_refused_by_name(tmp_path):
     with pytest.raises(UserError, match=r"a list of llama\.cpp's slots, which counts no drafts"):
         read(PEOPLE / "llamacpp" / "slots.json")
+    (tmp_path / "other.json").write_text('{"performance": {"latency": 3}}')
+    assert (
+        "nor acceptance figures under names that report knows" in run_here(["report", str(tmp_path / "other.json")])[2]
+    )
+    (tmp_path / "error.json").write_text('{"status": "error", "errorType": "bad_data", "error": "parse error"}')
+    assert "is an error from Prometheus's API" in run_here(["report", str(tmp_path / "error.json")])[2]
     with Page((PEOPLE / "llamacpp" / "slots.json").read_text()) as served, pytest.raises(UserError, match="slots"):
         Server(served.url, 1).open()

@@ -174,6 +174,8 @@ class CaptureReader:
     def _leave_out(self, number: int, why: str) -> None:
         """Skip a line that cannot be read. Raises UserError where no line before it could be read either."""
         if self.history.run is None and not self.history.others:
+            if "`resourceSpans`" in why:
+                why = "its JSON has no `resourceSpans`, nor acceptance figures under names that report knows"
             raise UserError(f"{self.name} is not a capture: specscope capture writes them ({why})") from None
         self._decoder.faults.add(f"line {number}", why)
 
