@@ -14,9 +14,9 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10115, 9300),
+    "trace": (10121, 9300),
     "remote": (1700, 1700),
-    "watch": (1927, 1850),
+    "watch": (1943, 1850),
     "analyze": (19157, 15700),
     "measure": (3839, 3300),
     "engine": (2350, 2350),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (885, 600),
-    "all": (70112, 64500),
+    "all": (70134, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
