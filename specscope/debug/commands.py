@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 
@@ -218,10 +219,10 @@ class Commands:
     def do_break(self, text: str) -> str:
         """Stop at EVENT (if EXPR is true): {events}."""
         event, _, condition = text.partition(" ")
-        condition = condition.strip()
-        if condition and not condition.startswith("if "):
-            raise UserError(f"write break {event} if {condition}")
-        point = self.session.breakpoints.add(event, condition.removeprefix("if ").strip())
+        match = re.fullmatch(r"if\b(.*)", condition.strip())
+        if condition.strip() and not (match and match[1].strip()):
+            raise UserError(f"write break {event} if {'EXPR' if match else condition.strip()}")
+        point = self.session.breakpoints.add(event, match[1].strip() if match else "")
         return f"breakpoint {point.number}: {point.describe()}"
 
     @command("EXPR", passive=True)
@@ -253,7 +254,7 @@ class Commands:
     def do_print(self, text: str) -> str:
         """Show the value of EXPR at NODE (default: the current node, else the step)."""
         expression, _, place = (word.strip() for word in text.partition("@"))
-        record, part = self.session.record, self.session.part
+        record, part = self.session.part_record, self.session.part
         if record is None or part is None:
             raise UserError("nothing has run yet")
         node = self.session.node if not place else None if place == "root" else self._node_number(place)

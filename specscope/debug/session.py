@@ -99,6 +99,13 @@ class Session:
         return None if part is None else part[1]
 
     @property
+    def part_record(self) -> StepRecord | None:
+        """The engine's step that `part` is of: the one that is looked at, unless the request had no part in it."""
+        request, part = self.current_request, self.part
+        place = None if request is None or part is None else request.place_of(part.index)
+        return None if request is None or place is None else self.history.steps[request.engine_steps[place]]
+
+    @property
     def node(self) -> int | None:
         """The current node of `part`, as gdb has a frame; None at the root, and after every move without a hit."""
         if self._node is None or self._node[0] is not self.record or self._node[1] is not self.part:

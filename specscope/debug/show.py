@@ -29,7 +29,9 @@ def where(session: Session) -> str:
     record, part, request = session.record, session.part, session.current_request
     if record is None or part is None or request is None:
         return "before the first step"
-    line = f"step {record.step}  {printable(request.id)}@{part.index}  "
+    own = session.part_record or record
+    absent = "" if own is record else f"step {record.step} without {printable(request.id)}, whose last step was "
+    line = f"{absent}step {own.step}  {printable(request.id)}@{part.index}  "
     verdict = part.verdict
     line += accepted_text(part)
     if verdict is None:
@@ -53,7 +55,7 @@ def _node_line(session: Session, part: RequestStep, node: int) -> str:
 
 def why(session: Session, node: int | None) -> str:
     """Why a node was kept or not; None: the step's path, and what ended it."""
-    record, part, request = session.record, session.part, session.current_request
+    record, part, request = session.part_record, session.part, session.current_request
     if record is None or part is None or request is None:
         return "nothing has run yet"
     history = session.history

@@ -197,7 +197,11 @@ NODE: dict[str, Fact] = {
     "ahead": Fact(
         bool,
         "whether it was accepted because a node below it was (rules block and traversal)",
-        lambda f: f.verdict is not None and coin_sign(f.verdict, f.at) == BELOW,
+        lambda f: (
+            f.verdict is not None
+            and f.verdict.outcome[f.at] == Outcome.ACCEPTED
+            and coin_sign(f.verdict, f.at) == BELOW
+        ),
     ),
     "margin": Fact(float, "how far p would have to move to change the node's outcome", "verdict.margin"),
     "residual": Fact(float, "mass of the residual after the node was rejected", "verdict.residual_mass"),

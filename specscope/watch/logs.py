@@ -279,9 +279,10 @@ class VllmLog(LogReader):
     def _metrics(self, line: str) -> list[ToldInterval]:
         is_first, self.any = not self.any, True
         interval = self._interval(line)
-        if self._rates and not interval.aggregate.accepted_at and interval.aggregate.accepted:
+        has_rates = _FIELDS["rates"].search(line) is not None
+        if self._rates and not has_rates and interval.aggregate.accepted:
             raise UnreadableError(f"a `{MARK}` line that is cut off")
-        self._rates |= bool(interval.aggregate.accepted_at)
+        self._rates |= has_rates
         if (known := hash((self._engine, line))) in self._lines:
             raise UnreadableError(f"a `{MARK}` line that the log has twice")
         if (self._engine or not self._engines) and interval.aggregate.drafted and _TIME.search(line):

@@ -19,7 +19,7 @@ from specscope.live.local import commands_over
 from specscope.trace.history.conditions import Expression
 from specscope.trace.history.history import History
 from specscope.trace.record.records import FinalKind, Outcome
-from specscope.trace.words import NODE
+from specscope.trace.words import NODE, StepFacts
 from tests.engines import tiny_engine
 from tests.trace.samples import records
 
@@ -169,6 +169,12 @@ def test_a_chosen_request_stays_where_a_step_stops_for_it_too(capture):
     capture.run("request r2")
     capture.run("continue")
     assert capture.session.current_request.id == "r0"
+    session = capture.session
+    capture.run("goto end")
+    gone = next(each.id for each in session.history.requests.values() if each.engine_steps[-1] < session.position)
+    capture.run(f"request {gone}")
+    assert f"without {gone}, whose last step was step {session.part_record.step}" in capture.run("where")
+    assert capture.run("print step") == str(session.part_record.step) != str(session.record.step)
 
 
 FORKS = {
@@ -203,7 +209,9 @@ REFUSED = [
     ("frobnicate", "unknown command"),
     ("re", "is ambiguous"),
     ("break nothing", "unknown event"),
-    ("break reject depth==1", "write break reject if"),
+    ("break reject depth==1", "write break reject if depth==1"),
+    ("break reject if", "write break reject if EXPR"),
+    ("break reject if(depth = 1)", "invalid condition"),
     ("break reject if depth = 1", "write =="),
     ("break finish if depth == 1", "there is no field depth here"),
     ("delete 9", "there is no breakpoint 9"),
@@ -525,6 +533,7 @@ def test_the_fields_of_a_node_are_those_of_its_record(run):
         assert (facts["entropy"], facts["choice_p"]) == (notes.entropy[place], notes.choice_p[place])
         assert (facts["parent"], facts["siblings"]) == (parent, len(tree.children(parent)))
         assert facts["q_rank"] == notes.q_rank[node] > 0
+        assert not any(StepFacts(run.steps[0], part.request, part, run, each)["ahead"] for each in range(len(tree)))
     assert {event.kind for event in found} == {EventKind.ACCEPT, EventKind.REJECT}
 
 
