@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+import msgspec
+import yaml
 
 from specscope.analyze.tune.text import render_tuning
 from specscope.analyze.tune.tuning import Recorded, recorded
@@ -24,13 +27,19 @@ from specscope.errors import UserError
 from specscope.plans.costs import read_costs, write_costs
 from specscope.plans.plan import LONGEST, TreePlan, describe, parse_plan, plan_dict, translated
 from specscope.terminal import text_console
-from specscope.trace.checked import decoded
 from specscope.trace.files import FIGURES, check_output, read_lines
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.rules import BLOCK, STANDARD, is_own
+from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import as_runs
 from specscope.trace.wire.reading import read_capture
 from specscope.tree_shape import MAX_NODES
+
+# Of settings: trees, depths of a chain, and what makes TensorRT-LLM draft a chain
+ADJACENCY, ONE_MODEL = "tree_adj", "eagle3_one_model"
+CHOICES, DEPTHS = ("eagle_choices", "medusa_choices", ADJACENCY), ("max_draft_len", "num_speculative_tokens")
+SUFFIXES = (".json", ".yaml", ".yml", ".txt")
+NOTATIONS = "a notation that specscope reads: `specscope tree --help` lists them"
 
 
 @verb(epilog=X_RULE)
@@ -131,24 +140,57 @@ def _engine(data: Recorded, batch: int, models: Mapping[str, str | None], *, che
         return start_engine(config, lambda what: progress(what, 0, 0))
 
 
-def _tree_elsewhere(text: str) -> tuple[str, str]:
-    """A tree of another program, or of a file of its: as text, and where it is from. Raises UserError."""
-    if os.path.isfile(text):
-        text = "\n".join(line for _, line in read_lines(text, "the tree", largest=LONGEST))
-    if choices := re.search(r"((?:eagle|medusa)_choices)\W{1,4}(\[\s*\[[\[\]\d,\s]*\])", text):
-        return choices[2], f"TensorRT-LLM's {choices[1]}"
-    if '"tree_adj"' not in text:
-        return text, ""
+def _elsewhere(text: str) -> tuple[TreePlan, str]:
+    """A tree of another program, and where it is from; `text`: itself, or its file. Raises UserError."""
+    name = text if os.path.exists(text) or os.path.splitext(text)[1] in SUFFIXES else ""
+    if name:
+        text = "\n".join(line for _, line in read_lines(name, "the tree", largest=LONGEST))
     try:
-        children = decoded(text, dict[str, dict[str, list[int]]])["tree_adj"]
-    except (ValueError, KeyError):
+        tree, about = _settings(text)
+        return parse_plan(tree), about or translated(tree)[1]
+    except UserError as error:
+        unknown = str(error).startswith("cannot read the tree ")
+        why = f" holds no tree in {NOTATIONS}" if unknown else f": {error}"
+        raise UserError(f"{printable(name)}{why}" if name else str(error)) from None
+
+
+def _settings(text: str) -> tuple[str, str]:
+    """The tree in settings of TensorRT-LLM, SAMD or vLLM, and where it is from; else `text`. Raises UserError."""
+    try:
+        value = yaml.safe_load(text)  # JSON is YAML, too
+    except (yaml.YAMLError, ValueError, RecursionError):
+        value = None
+    if call := re.search(r"((?:eagle|medusa)_choices) *= *(\[\s*\[[\[\]\d,\s]*\])", text):  # in Python
+        value = {call[1]: call[2]}
+    parts = [value, *value.values()] if isinstance(value, dict) else []
+    part = next((part for part in parts if isinstance(part, dict) and part.keys() & {*CHOICES, *DEPTHS}), {})
+    if len(trees := [key for key in CHOICES if part.get(key)]) > 1:
+        raise UserError(f"there are two trees, {' and '.join(trees)}: leave one")
+    if ONE_MODEL in part and DEPTHS[0] in part and (part[ONE_MODEL] or not trees):
+        return str(part[DEPTHS[0]]), f"TensorRT-LLM's {DEPTHS[0]}: with {ONE_MODEL} it drafts a chain"
+    if trees == [ADJACENCY]:
+        return _adjacent(part[ADJACENCY]), f"SAMD's {ADJACENCY}"
+    if trees:
+        return str(part[trees[0]]), f"TensorRT-LLM's {trees[0]}"
+    if DEPTHS[0] in part:
+        return str(part[DEPTHS[0]]), f"TensorRT-LLM's {DEPTHS[0]}, a chain"
+    return (json.dumps(part, default=str) if part else text), ""
+
+
+def _adjacent(children: object) -> str:
+    """A tree in SAMD's notation, each node's children, as paths. Raises UserError."""
+    try:
+        known = msgspec.convert(children, dict[int, list[int]], strict=False)
+    except msgspec.ValidationError:
         raise UserError("cannot read the tree_adj: write each node's children, {'0': [1, 2], '1': [3]}") from None
     queue: list[tuple[int, tuple[int, ...]]] = [(0, ())]
     for node, path in queue:  # which grows meanwhile
-        queue += [(child, (*path, rank)) for rank, child in enumerate(children.get(str(node), ()))]
+        queue += [(child, (*path, rank)) for rank, child in enumerate(known.get(node, ()))]
         if len(queue) > MAX_NODES + 1:
             raise UserError(f"the tree_adj has a cycle, or more than {MAX_NODES} nodes")
-    return str([path for _, path in queue[1:]]), "SAMD's tree_adj"
+    if lost := known.keys() - {node for node, _ in queue}:
+        raise UserError(f"node {min(lost)} of the tree_adj has no parent")
+    return str([path for _, path in queue[1:]])
 
 
 @verb()
@@ -182,12 +224,11 @@ def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> N
       '{"method": "eagle3", ...}' vLLM's --speculative-config, also with a command line around it
       3,4,16                      SGLang's steps, top k and draft tokens, or the flags that set them
 
-    --from also takes a file that holds one of these, TensorRT-LLM's eagle_choices, medusa_choices, or SAMD's tree_adj.
+    --from also takes a file that holds one of these, or TensorRT-LLM's settings or SAMD's tree_adj, in YAML or JSON.
     """
     if (tree is None) == (other is None):
         raise UserError("give a TREE, or another program's tree with --from TEXT")
-    text, about = (tree, "") if tree is not None else _tree_elsewhere(other or "")
-    plan, about = parse_plan(text), about or translated(text)[1]
+    plan, about = (parse_plan(tree), translated(tree)[1]) if tree is not None else _elsewhere(other or "")
     if as_json:
         reading.answer_json("tree", plan_dict(plan, about), ())
     else:

@@ -167,6 +167,8 @@ def _sglang(steps: int, top: int, tokens: int) -> tuple[str, str]:
     about = f"SGLang's {steps} steps, top {top}, {tokens} draft tokens, one of them the root"
     if top == 1:  # then it takes steps + 1 draft tokens, whatever is given
         return f"top:{steps}", about
+    if tokens < 2:
+        raise UserError(f"SGLang's draft tokens must be 2 or more, not {tokens}: one of them is the root")
     return f"dynamic:{tokens - 1},depth={steps},top={top}", about
 
 

@@ -142,16 +142,38 @@ def test_tree_of_another_program(tmp_path):
     assert told["from"] == "vLLM's mtp, a chain of num_speculative_tokens"
     (tmp_path / "samd.json").write_text('{"tree_adj": {"0": [1, 2, 3], "1": [4, 5], "2": [6], "3": [], "4": [7]}}')
     choices = "[[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]"
-    (tmp_path / "trtllm.yaml").write_text(f"speculative_config:\n  decoding_type: Eagle\n  eagle_choices: {choices}\n")
-    for name, paths, program in (
+    eagle = "speculative_config:\n  decoding_type: Eagle\n  max_draft_len: 3\n"
+    (tmp_path / "trtllm.yaml").write_text(f"{eagle}  eagle_choices: {choices}\n")
+    block = choices.replace("[[", "\n  - [").replace("], [", "]\n  - [").replace("]]", "]")
+    (tmp_path / "block.yaml").write_text(f"{eagle}  eagle_choices: {block}\n")
+    (tmp_path / "one.yaml").write_text(f"{eagle}  eagle3_one_model: true\n  eagle_choices: {choices}\n")
+    (tmp_path / "serve.yaml").write_text("speculative-config:\n  method: mtp\n  num_speculative_tokens: 2\n")
+    (tmp_path / "config.py").write_text(f"EagleDecodingConfig(eagle_choices={choices})\n")
+    paths = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"
+    for name, tree, program in (
         ("samd.json", "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]", "SAMD's tree_adj"),
-        ("trtllm.yaml", "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]", "TensorRT-LLM's eagle_choices"),
+        *((name, paths, "TensorRT-LLM's eagle_choices") for name in ("trtllm.yaml", "block.yaml", "config.py")),
+        ("one.yaml", "3", "TensorRT-LLM's max_draft_len: with eagle3_one_model it drafts a chain"),
+        ("serve.yaml", "2", "vLLM's mtp, a chain of num_speculative_tokens"),
     ):
-        told = json.loads(specscope("tree", "--json", "--from", tmp_path / name).stdout)
-        assert (told["tree"], told["from"]) == (paths, program)
-    for bad in ('{"tree_adj": {"0": [0]}}', '{"tree_adj": 5}', '{"tree_adj": {"0": []}}', "eagle_choices: [[0, 0]]"):
-        refused = specscope("tree", "--from", bad)
-        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        code, out, _ = run_here(["tree", "--json", "--from", str(tmp_path / name)])
+        told = json.loads(out)
+        assert (code, told["tree"], told["from"]) == (0, tree, program)
+    (tmp_path / "readme.txt").write_text("# Trees\nthree of them\n")
+    for bad, why in {
+        '{"tree_adj": {"0": [0]}}': "has a cycle",
+        '{"tree_adj": 5}': "write each node's children",
+        '{"tree_adj": {"0": []}}': "has no nodes",
+        '{"tree_adj": {"0": [1], "5": [6]}}': "node 5 of the tree_adj has no parent",
+        '{"medusa_choices": [[0]], "eagle_choices": [[0]]}': "two trees, eagle_choices and medusa_choices",
+        "eagle_choices: [[0, 0]]": "has no parent",
+        "3,4,1": "draft tokens must be 2 or more, not 1",
+        str(tmp_path / "nothing.yaml"): "No such file",
+        str(tmp_path): "Is a directory",
+        str(tmp_path / "readme.txt"): "readme.txt holds no tree in a notation that specscope reads",
+    }.items():
+        code, _, err = run_here(["tree", "--from", bad])
+        assert (code, err.count("\n"), why in err) == (2, 1, True), err
     for words in (["tree"], ["tree", "5", "--from", "5"]):
         assert specscope(*words).stderr.endswith("give a TREE, or another program's tree with --from TEXT\n")
 
