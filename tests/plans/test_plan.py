@@ -64,7 +64,7 @@ def test_short_forms():
         ("dynamic:", "write dynamic:NODES,depth=D,top=K"),
         ("dynamic:24,top=4,depth=6", "write dynamic:NODES,depth=D,top=K"),
         ("dynamic:24,width=4", "write dynamic:NODES,depth=D,top=K"),
-        ("dynamic:0", "nodes must be between 1 and 256, not 0"),
+        ("dynamic:0", "draft tokens must be 2 or more, not 1"),
         (f"dynamic:{MAX_NODES + 1}", "nodes must be between 1 and 256, not 257"),
         ("dynamic:24,depth=0", "depth must be between 1 and 32, not 0"),
         (f"dynamic:200,depth={MAX_DEPTH + 1}", "depth must be between 1 and 32, not 33"),
@@ -134,7 +134,7 @@ def test_trees_of_other_programs(text, ours):
     ("text", "message"),
     [
         ("3,4", "cannot read the tree '3,4'"),
-        ("3,4,1", "nodes must be between 1 and 256, not 0"),
+        ("3,4,1", "draft tokens must be 2 or more, not 1"),
         ("5,2,4", "3 nodes cannot be 5 deep"),
         ("--speculative-num-steps 3", "speculative_eagle_topk is missing"),
         ('{"method": "suffix"}', "says neither num_speculative_tokens nor speculative_token_tree"),
