@@ -53,7 +53,7 @@ from specscope.trace.run.packed import PartStore, PartViews, Picked
 KINDS = tuple(FinalKind)
 BONUS, RECOVERED, TARGET = (KINDS.index(kind) for kind in (FinalKind.BONUS, FinalKind.RECOVERED, FinalKind.TARGET))
 PRECEDED = tuple(Preceded)
-SUMMED = 1e-4  # how far rounding may carry a probability beyond 0 or 1
+SUMMED = 5e-4  # how far rounding may carry a probability beyond 0 or 1
 PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
 
 

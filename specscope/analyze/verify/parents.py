@@ -41,9 +41,9 @@ def of_nodes(c: Columns) -> Iterator[Finding]:
         lambda i: f"p = {c.p[i]:.6g}, the choice (token {e.choice[parent[i]]}) has {choice_p[i]:.6g}",
         why,
     )
-    bad = (c.p * rank > 1 + 1e-4) | ((rank == 0) != (c.p == 0))
+    bad = (c.p * rank > 1 + WHOLE) | ((rank == 0) != (c.p == 0))
     bad |= (rank == 1) & (c.p < choice_p * (1 - 1e-4) - LEAST)
-    bad |= c.sampled & (c.sibling == 0) & (c.q * e.q_rank > 1 + 1e-4)
+    bad |= c.sampled & (c.sibling == 0) & (c.q * e.q_rank > 1 + WHOLE)
     yield check("ranks", "a token of rank r has at most 1 / r of p, and rank 1 has the most").of(
         bad,
         there,
@@ -75,7 +75,7 @@ def of_parents(c: Columns) -> Iterator[Finding]:
         of_choice = e.drafters(np.arange(len(e)), e.top[:, 0])
         bad = _disordered(e.draft_top_p)
         bad |= np.isfinite(of_choice) & ~np.isclose(e.choice_q, of_choice, rtol=1e-3, atol=LEAST)
-        bad |= (e.choice_rank * e.choice_q > 1 + 1e-4) | ((e.choice_rank == 0) & (e.choice_q > 0))
+        bad |= (e.choice_rank * e.choice_q > 1 + WHOLE) | ((e.choice_rank == 0) & (e.choice_q > 0))
         raw = e.drafters(e.at_node, c.token)
         plain = ~c.asked(lambda params: params.moved)[c.step]
         off = plain & ~c.sampled & np.isfinite(raw) & ~np.isclose(c.draft_prob, raw, rtol=1e-3, atol=LEAST)
@@ -105,7 +105,7 @@ def _at(values: NDArray, place: Indices) -> NDArray:  # type: ignore[type-arg]
 
 def _disordered(top_p: Doubles) -> Bools:
     """[K] whether the likeliest tokens' probabilities do not fall, or are more than 1 in all."""
-    return np.asarray((np.diff(top_p, axis=1) > LEAST).any(axis=1) | (top_p.sum(axis=1) > 1 + 1e-4))
+    return np.asarray((np.diff(top_p, axis=1) > LEAST).any(axis=1) | (top_p.sum(axis=1) > 1 + WHOLE))
 
 
 def _listed(tokens: Indices, probs: Doubles) -> str:
