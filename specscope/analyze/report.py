@@ -354,6 +354,7 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
     run = None if header is None else {each.name: getattr(header, each.name) for each in dataclasses.fields(header)}
     default = {} if run is None else {name: value for name, value in run["params"].items() if name != "seed"}
     own = [request.params for request in requests if request.params is not None]
+    unlike = [any(params.get(name) not in (value, None) for name, value in default.items()) for params in own]
     return Report(
         source=valid(source),
         run=run,
@@ -369,7 +370,7 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
         requests=requests,
         intervals=[IntervalReport(step, step.aggregate) for step in history.steps if step.aggregate is not None],
         levels=levels(history.steps),
-        other_params=sum(any(params.get(name) != value for name, value in default.items()) for params in own),
+        other_params=sum(unlike),
         answers=None if history.counts_only or history.figures_only else answer(history),
         vocabulary=history.vocabulary,
     )
@@ -393,7 +394,7 @@ def _request(
         figures=acceptance,
         loops=loops,
         labels={} if info is None else {name: str(value) for name, value in info.labels.items()},
-        params=None if info is None else info.params.to_dict(),
+        params=None if info is None else info.params.told(),
         finish=None if end is None else end.reason.value,
         stop="" if end is None else end.stop,
         error="" if end is None else end.error,

@@ -40,12 +40,14 @@ MAX_GROUPS = 40  # a label with more values than this is an identifier, not a gr
 
 def params_line(params: Mapping[str, Any]) -> str:
     """Sampling parameters that matter: temperature, seed and max_tokens always, the others where they are set."""
-    default = SamplingParams().to_dict()
-    shown = ["temperature 0 (greedy)" if params.get("temperature") == 0 else f"temperature {params.get('temperature')}"]
-    always = ("seed", "max_tokens")
-    names = [name for name in params if name != "temperature" and (name in always or params[name] != default.get(name))]
-    shown += [f"{name} {one_line(str(params[name]), MOST_SHOWN)}" for name in names]
-    return printable(", ".join(shown))
+    default, always = SamplingParams().to_dict(), ("temperature", "seed", "max_tokens")
+    told = {name: value for name, value in params.items() if value is not None and name != "left_out"}
+    names = [name for name in told if name in always or told[name] != default.get(name)]
+    shown = [f"{name} {one_line(str(told[name]), MOST_SHOWN)}" for name in names]
+    shown = ["temperature 0 (greedy)" if text in ("temperature 0", "temperature 0.0") else text for text in shown]
+    unknown = params.get("left_out", ())
+    shown += [f"not recorded: {', '.join(unknown)}"] if unknown and told else []
+    return printable(", ".join(shown) or "not recorded")
 
 
 def header(report: Report) -> list[tuple[str, str]]:

@@ -217,7 +217,8 @@ def changed(documents, name, change):
         resources = [part["resource"] for part in document["resourceSpans"]]
         for pair in (pair for holder in (*resources, *spans_of(document)) for pair in holder["attributes"]):
             if pair["key"] == name:
-                pair["value"]["stringValue"] = change(pair["value"]["stringValue"])
+                ((kind, value),) = pair["value"].items()
+                pair["value"] = {kind: change(value)}
     return documents
 
 
@@ -262,6 +263,31 @@ def test_of_a_text_that_a_store_cut_only_that_is_lost(name, tmp_path):
     assert next(outputs) == next(outputs)
     assert any(f"`specscope.{name}` was cut short" in warning for warning in reader.warnings)
     assert not reader.history.lost
+    infos = ([each.info.params for each in history.requests.values()] for history in (reader.history, sent))
+    assert next(infos) == next(infos)  # the request's own span has them, too
+
+
+def test_parameters_that_no_span_tells_are_unknown_everywhere(tmp_path):
+    cut = changed(lines(), "specscope.request.params", lambda text: text[:30])
+    for document in cut:
+        for part in document["resourceSpans"]:
+            for scope in part["scopeSpans"]:
+                scope["spans"] = [span for span in scope["spans"] if span["name"] in ("queue", "decode_step")]
+    path = write(tmp_path / "cut.jsonl", cut)
+    report = json.loads(run_here(["report", str(path), "--json"])[1])["captures"][0]
+    assert {request["params"]["temperature"] for request in report["requests"]} == {None}
+    found = run_here(["compare", str(SAMPLE), str(path)])[1]
+    assert "temperature" not in found.partition("Configuration")[2].partition("Where")[0]
+
+
+@pytest.mark.parametrize("name", ["request.prompt_tokens", "output.tokens"])
+def test_a_list_that_a_store_cut_convicts_nobody(name, tmp_path):
+    def cut(value):
+        return {"values": value["values"][:4]}
+
+    path = write(tmp_path / "cut.jsonl", changed(lines(), f"specscope.{name}", cut))
+    code, out, err = run_here(["verify", str(path)])
+    assert (code, f"`specscope.{name}` was cut short" in out) == (0, True), out + err
 
 
 def test_a_request_by_its_trace_alone_lacks_nothing_of_its_own(tmp_path):

@@ -188,7 +188,8 @@ def _params(a: Side, b: Side, pairs: Matched) -> list[Difference]:
     known = [(mine, theirs) for mine, theirs in both if mine is not None and theirs is not None]
     lines = []
     for name in sorted((*PARAM_NAMES, "left_out"), key=lambda name: (name == "seed", name)):
-        values = [(getattr(mine, name), getattr(theirs, name)) for mine, theirs in known]
+        told = [pair for pair in known if not any(name in params.left_out for params in pair)]
+        values = [(getattr(mine, name), getattr(theirs, name)) for mine, theirs in told]
         unlike = [(str(mine), str(theirs)) for mine, theirs in values if mine != theirs]
         if not unlike:
             continue

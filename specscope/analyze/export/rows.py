@@ -184,6 +184,7 @@ class _Request:
                 "prompt_length": len(info.prompt_tokens) or None,
                 "stop_strings": info.params.stop,
                 "structured_outputs": None if form is None else json.dumps(form.to_dict()),
+                **dict.fromkeys("stop_strings" if name == "stop" else name for name in info.params.left_out),
             }
         if end is not None:
             tokens = told_ids(end.output)

@@ -164,7 +164,8 @@ def _whole(account: Account) -> Looked:
         return
     yield "outputs", last, _wrong_output(account, end)
     own = run.ways.sends_empty and not len(end.output)  # the engine's own request
-    if end.info.params.is_known and not own and (run.tells_tokens or end.reason is FinishReason.LENGTH):
+    told = run.tells_tokens and told_ids(end.output) is not None
+    if end.info.params.is_known and not own and (told or end.reason is FinishReason.LENGTH):
         yield "ends", last, _wrong_end(account, end)
 
 

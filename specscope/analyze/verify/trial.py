@@ -31,7 +31,7 @@ from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.own_rule import OwnRule
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import FinalKind, Outcome, RequestStep, Verdict
+from specscope.trace.record.records import EVIDENCE, FinalKind, Outcome, RequestStep, Verdict
 from specscope.trace.record.rules import is_lossy
 from specscope.trace.record.tree import DraftTree
 
@@ -194,7 +194,8 @@ def _notes(history: History, c: Columns) -> Iterator[str]:
     if not len(c):
         yield "the capture has no decode step, so nothing can be judged"
     elif not c.parents.there.any():
-        how = "it is an older one, or made with --evidence lean"
+        is_full = c.run is not None and c.run.evidence == EVIDENCE[0]
+        how = "it was cut or lost" if is_full else "it is an older one, or made with --evidence lean"
         yield f"the capture has no evidence on the parents that were tried ({how}): many checks are skipped"
     unchecked = ~(c.walks | c.ahead)
     if others := sorted(set(c.rule[unchecked].tolist())):

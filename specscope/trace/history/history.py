@@ -366,7 +366,7 @@ class History:
         for end in record.finished:
             request = self.request(end.info.id)
             request.end, request.ended = end, position
-            request.info = request.info or end.info
+            request.info = request.info if request.info and request.info.params.is_known else end.info
             if not request.steps and end.figures is not None:
                 request.sums = end.figures
                 request.totals.positions.append(position)

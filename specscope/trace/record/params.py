@@ -280,6 +280,10 @@ class SamplingParams:
             values["left_out"] = list(left_out)
         return values
 
+    def told(self) -> dict[str, Any]:
+        """As `to_dict`, with None for what is not told."""
+        return self.to_dict() | dict.fromkeys(self.left_out)
+
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> SamplingParams:
         """The object that `to_dict` described. Unknown names raise UserError."""

@@ -279,6 +279,9 @@ class Decoder:
             pending.notes, pending.times = of_step.engine or pending.notes, (span.start_ns, span.end_ns)
         elif (queue := told.get(schema.OfQueue)) is not None:
             gone = {"prompt_tokens": no_tokens(queue.length)} if self.privacy >= Privacy.NO_TOKENS else {}
+            if 0 < len(told[RequestInfo].prompt_tokens) < queue.length:
+                self.faults.add(span.name, "`specscope.request.prompt_tokens` was cut short")
+                gone = {"prompt_tokens": np.zeros(0, np.int32)}  # as of a request whose own span alone came
             admitted_ns = span.end_ns if queue.admitted else 0
             info = _whole(told[RequestInfo], arrival_ns=span.start_ns, admitted_ns=admitted_ns, **gone)
             pending.infos[info.id] = info, weight
@@ -388,10 +391,16 @@ class Decoder:
         end: RequestEnd = told[RequestEnd]
         root, figures = told[schema.OfRoot], told.get(RequestFigures)
         self.has_figures |= figures is not None
-        gone = {} if len(end.output) else {"output": no_tokens(root.length)}  # or of level `requests`
+        if is_cut := 0 < len(end.output) < root.length:
+            self.faults.add(schema.ROOT_NAME, "`specscope.output.tokens` was cut short")
+        gone = {"output": no_tokens(root.length)} if is_cut or not len(end.output) else {}  # or of level `requests`
+        if info is None:
+            info = _info_of_root(start_ns, root, figures, self.privacy)
+        elif not info.params.is_known:
+            info = replace(info, params=_params_of_root(root, figures, self.privacy))
         return _whole(
             end,
-            info=info or _info_of_root(start_ns, root, figures, self.privacy),
+            info=info,
             finished_ns=end_ns,
             reason=root.reasons[0],
             sampled=told.get(Sampled),
@@ -418,17 +427,21 @@ def _phases(names: Sequence[str], times: Sequence[int]) -> tuple[Phase, ...]:
     return tuple(Phase(*phase) for phase in zip(names, times[::2], times[1::2], strict=True))
 
 
-def _info_of_root(start_ns: int, span: schema.OfRoot, figures: RequestFigures | None, privacy: Privacy) -> RequestInfo:
-    """What the root span tells of a request whose `queue` span is missing (it never ran, or the span was lost)."""
+def _params_of_root(span: schema.OfRoot, figures: RequestFigures | None, privacy: Privacy) -> SamplingParams:
     values = {name: getattr(span, name) for name in (*PARAMS, "stop")}
     values["left_out"] = tuple(sorted(withheld_at(privacy)))  # it may have had these
     if not span.other_params and figures is None:  # and in a capture of before, any others
         values["left_out"] = UNTOLD
     try:
         others = read_json(span.other_params or "{}", SamplingParams, OTHER_PARAMS)
-        params = replace(others, **values)
+        return replace(others, **values)
     except UserError as error:
         raise DamagedError(f"`gen_ai.request`: {error}") from None
+
+
+def _info_of_root(start_ns: int, span: schema.OfRoot, figures: RequestFigures | None, privacy: Privacy) -> RequestInfo:
+    """What the root span tells of a request whose `queue` span is missing (it never ran, or the span was lost)."""
+    params = _params_of_root(span, figures, privacy)
     labels = read_json(span.labels, dict[str, str], "specscope.request.labels")
     queued = None if figures is None else figures.queue_s
     admitted = 0 if queued is None else start_ns + round(queued * 1e9)

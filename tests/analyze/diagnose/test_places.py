@@ -172,7 +172,7 @@ def is_there(setting, fault):
     healthy, bad = (history(capture(setting, one)) for one in (None, fault))
     assert len(bad.requests) == setting.requests
     assert all(one.end is not None for one in bad.requests.values())
-    assert steps_of(healthy) != steps_of(bad)
+    assert (healthy.run.rule, steps_of(healthy)) != (bad.run.rule, steps_of(bad))
 
 
 @pytest.mark.parametrize(
