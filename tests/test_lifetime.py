@@ -123,7 +123,36 @@ def test_ending_signals_leave_a_whole_capture(terminal, model, prompts, tmp_path
     if verb == "capture" and number == signal.SIGINT:
         assert b"interrupted; captured" in child.screen
     if verb == "run":
-        assert child.screen.rindex(b"\x1b[?1049l") > child.screen.rindex(b"\x1b[?1049h")  # the terminal is restored
+        for mode in (b"1049", b"1003"):  # the terminal is restored: its screen, and where the mouse goes
+            assert child.screen.rindex(b"\x1b[?%bl" % mode) > child.screen.rindex(b"\x1b[?%bh" % mode)
+
+
+def test_a_screen_that_is_left_while_the_engine_runs_counts_what_the_capture_has(terminal, model, prompts, tmp_path):
+    path = tmp_path / "run.jsonl"
+    child = terminal(*endless("run", prompts, path, model))
+    child.wait_for(running(path))
+    leaves(child, "q")
+    acceptance = whole(path).acceptance
+    said = re.search(rb"captured ([\d,]+) decode steps, ([\d,]+) tokens", child.screen)
+    assert [int(number.replace(b",", b"")) for number in said.groups()] == [acceptance.steps, acceptance.emitted]
+
+
+def test_ctrl_c_among_the_imports_ends_without_a_traceback():
+    code = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Finder(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from specscope.start import entry
+entry()
+"""
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 STUCK = """

@@ -128,6 +128,7 @@ def _on_screen(asked: AskedRun, lifetime: Lifetime, *, paused: bool) -> int:
     finally:
         finish()
     warn(*losses)
+    worker.poll(viewer.history)  # what came after the screen had closed
     if worker.error:
         raise UserError(worker.error)
     if (history := viewer.history).steps:

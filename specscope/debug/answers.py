@@ -13,6 +13,7 @@ class Answer:
     line: str
     text: str
     stop: Stop | None = None  # where it stopped the run, if it moved it
+    request: str = ""  # the current one since then, where one was chosen
 
 
 @dataclass(frozen=True)

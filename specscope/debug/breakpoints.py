@@ -13,7 +13,6 @@ from specscope.trace.checked import short, whole
 from specscope.trace.history.conditions import Expression
 from specscope.trace.history.history import History
 from specscope.trace.record.records import FinalKind, FinishReason, Outcome, RequestStep, StepRecord, Verdict
-from specscope.trace.record.tree import ROOT
 from specscope.trace.words import ANY, NODE, STEP, StepFacts
 
 
@@ -86,12 +85,11 @@ def _of_part(part: RequestStep, wanted: frozenset[EventKind]) -> Iterator[tuple[
 
 
 def _tried(part: RequestStep, verdict: Verdict) -> Iterator[tuple[EventKind, int]]:
-    """Tried nodes in the order of their trials: level by level down the path."""
-    outcome = verdict.outcome.tolist()
-    for above in (ROOT, *verdict.path.tolist()):
-        for node in part.tree.children(above):
-            if outcome[node] != Outcome.UNTRIED:
-                yield EventKind.ACCEPT if outcome[node] == Outcome.ACCEPTED else EventKind.REJECT, node
+    """Tried nodes, level by level. Rules that look ahead try some below rejected ones, too."""
+    outcome, depth = verdict.outcome.tolist(), part.tree.depth.tolist()
+    for node in sorted(range(len(outcome)), key=depth.__getitem__):
+        if outcome[node] != Outcome.UNTRIED:
+            yield EventKind.ACCEPT if outcome[node] == Outcome.ACCEPTED else EventKind.REJECT, node
 
 
 @dataclass

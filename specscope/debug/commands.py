@@ -77,13 +77,13 @@ class Commands:
         """Run one line; what it prints. Raises UserError for a line that is refused, and changes nothing then."""
         return self.answer(line).text
 
-    def answer(self, line: str, viewed: int | None = None) -> Answer:
-        """As `run`, with the stop that the line ended in.
+    def answer(self, line: str, viewed: int | None = None, request: str = "") -> Answer:
+        """As `run`, with the stop that the line ended in. `request`: chosen where the line was typed; "" for none.
 
         `viewed`: the number of the step in view, where that is an earlier one than the engine stands at. Commands that
         look are about it; those that move the run go on from where the engine stands, and say so.
         """
-        self._stop = None
+        self._stop, self.session.request = None, request or self.session.request
         typed = " ".join(line.splitlines())  # pasted text may have ends of lines in it
         line, command, history = self._meant(typed), self.command_of(typed), self.session.history
         if command is None:
@@ -99,7 +99,8 @@ class Commands:
         finally:
             self.session.viewed = None
         text = f"{goes_on}{text}" if self._stop is not None else text
-        return Answer(typed, printable(text, keep="\n"), self._stop)  # the text may quote prompts and outputs
+        text = printable(text, keep="\n")  # it may quote prompts and outputs
+        return Answer(typed, text, self._stop, self.session.request)
 
     def _meant(self, line: str) -> str:
         """The line without comments; an empty line repeats the last one, if that may be repeated."""

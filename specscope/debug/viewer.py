@@ -91,8 +91,11 @@ class Viewer:
     _commands: Commands | None = None  # over a capture; a live engine has its own
     _before_first: bool = False  # whether the debugger stands before the first step, which the screen shows
 
-    def debug(self, line: str) -> None:
-        """Send the debugger a line: the live engine's, or one over the history. Its answer arrives in `news`."""
+    def debug(self, line: str, request: str = "") -> None:
+        """Send the debugger a line: the live engine's, or one over the history. Its answer arrives in `news`.
+
+        `request`: the one that was chosen on the screen; "" for none.
+        """
         if self._commands is None:
             self._commands = Commands(Session(history=self.history))
             self._commands.session.typical = self.typical
@@ -101,13 +104,13 @@ class Viewer:
                 command = self._commands.command_of(line)
                 self.follow = self.follow or not (command is None or command.passive or command.looks)
             steps, last = self.history.steps, len(self.history.steps) - 1
-            engine.ask("debug", (line, steps[self.position].step if 0 <= self.position < last else None))
+            engine.ask("debug", (line, steps[self.position].step if 0 <= self.position < last else None, request))
             return
         session = self._commands.session
         if not self._before_first:
             session.position = self.position
         try:
-            self.news.append(self._commands.answer(line))
+            self.news.append(self._commands.answer(line, request=request))
         except UserError as error:
             self.news.append(Answer(line, str(error)))
         except Exception as error:  # a typed line must not end the screen

@@ -147,7 +147,7 @@ class _Server:
             case _:
                 self.paused = verb == "pause"
 
-    def _debug(self, line: str, viewed: int | None = None) -> None:
+    def _debug(self, line: str, viewed: int | None = None, request: str = "") -> None:
         """A line for the debugger. One that moves or looks pauses the engine; others let it run."""
         with self._answering(lambda why: Answer(line, why)):
             command = self.debugger.command_of(line)
@@ -159,7 +159,7 @@ class _Server:
             if command is not None and not command.passive:
                 self.paused, self.single = True, 0
             before = self.debugger.forked
-            self._tell(self.debugger.answer(line, viewed))
+            self._tell(self.debugger.answer(line, viewed, request))
             if self.debugger.forked is not None and self.debugger.forked is not before:
                 self.send(self.debugger.forked)
 

@@ -179,7 +179,7 @@ def _listen(path: Path) -> socket.socket:
 LOOK_SECONDS = 0.1  # between two looks whether Ctrl-C was pressed
 GREETING_SECONDS = 10.0
 LARGEST = 2**24  # bytes of an answer
-GONE = "vLLM or its debugger has ended"
+GONE = "the engine or its debugger has ended"
 
 
 class AttachedCommands(Commands):
@@ -252,5 +252,7 @@ def _connect(path: str) -> socket.socket:
     except OSError as error:
         made.close()
         why = "there is no such socket" if not os.path.exists(path) else (error.strerror or str(error)).lower()
-        raise UserError(f"cannot attach to {path}: {why}. vLLM opens it with specscope vllm --debug") from None
+        raise UserError(
+            f"cannot attach to {path}: {why}. specscope serve --debug-socket and specscope vllm --debug open one"
+        ) from None
     return made

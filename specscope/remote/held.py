@@ -104,17 +104,17 @@ class HeldCommands(Commands):
         super().__init__(_HeldSession(debugger.gate, debugger.history), _HeldWhatIf(debugger.gate.engine))
         self._gate, self._waits = debugger.gate, waits
 
-    def answer(self, line: str, viewed: int | None = None) -> Answer:
+    def answer(self, line: str, viewed: int | None = None, request: str = "") -> Answer:
         """As `Commands.answer`, with what the engine did since the last line and how long it still waits."""
         gate = self._gate
         gate.interrupted, expired, gate.expired = False, gate.expired, None
-        answer = super().answer(line, viewed)
+        answer = super().answer(line, viewed, request)
         late = f"{gate.engine} continued by itself after {expired or 0:g} s: pause stops it again"
         text = [*([] if expired is None else [late]), *filter(None, [answer.text])]
         if answer.stop is not None:
             runs = f"{gate.engine} is running and stops at its next step"
             text.append(self._waits() if gate.stands else runs)
-        return Answer(answer.line, "\n".join(text), answer.stop)
+        return replace(answer, text="\n".join(text))
 
     def do_step(self, text: str) -> str:
         """Refused: the engine has no phases to stop between."""

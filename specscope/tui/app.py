@@ -8,8 +8,10 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
+from textual import events
 from textual.app import App, ComposeResult, SystemCommand
 from textual.command import CommandList, CommandPalette
 from textual.containers import Container
@@ -39,6 +41,7 @@ from specscope.tui.widgets.bars import Banner, Slider, StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
 from specscope.tui.widgets.lines import Goto, Panel
 from specscope.tui.widgets.output import OutputPanel
+from specscope.tui.widgets.prompt import TypedScreen
 from specscope.tui.widgets.rates import LengthsPanel, RatesPanel
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.tree import TreePanel
@@ -156,6 +159,10 @@ class ScopeApp(App[None]):
 
     def action_next_theme(self) -> None:
         self.theme = LIGHT.name if self.current_theme.dark else DARK.name
+
+    async def on_key(self, event: events.Key) -> None:
+        if isinstance(self.screen, TypedScreen) and await self.screen.typed(event):
+            event.prevent_default()
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen(self._page))
@@ -341,7 +348,10 @@ class SignalEnd:
         """A signal's handler. After SIGHUP the terminal may take nothing any more."""
         if number is signal.SIGHUP:
             self._lifetime.hurry()
-            if (reading := getattr(self._app._driver, "exit_event", None)) is not None:
+            driver = self._app._driver
+            if (reading := getattr(driver, "exit_event", None)) is not None:
+                with suppress(OSError):
+                    driver._disable_mouse_support()  # type: ignore[union-attr] # it does so no more once this is set
                 reading.set()  # else Textual's reader spins on a terminal that is gone
         if self._loop is None:
             raise SystemExit(128 + number)

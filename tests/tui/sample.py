@@ -286,7 +286,7 @@ class FakeEngine(Control):
 
     def ask(self, verb: str, value=None) -> None:
         if verb == "debug":
-            line, _ = value
+            line, *_ = value
             self.lines.append(line)
             self.news.append(Answer(line, f"step 11  {line}" if line.startswith("request") else f"heard {line}"))
         elif verb == "look":

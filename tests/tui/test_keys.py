@@ -6,6 +6,8 @@ import shlex
 import numpy as np
 import pytest
 from rich.cells import cell_len
+from textual import events
+from textual.widgets import Input
 
 from specscope.debug.answers import Answer, PromptRefused
 from specscope.debug.viewer import Viewer
@@ -101,6 +103,34 @@ async def test_a_step_forward_at_the_end_runs_the_engine_for_one_step_and_space_
         assert engine.state == "running"
         await pilot.press("p")
         assert engine.state == "paused"
+
+
+async def test_one_request_is_current_on_the_screen_and_at_the_prompt():
+    async with running(replay(0)) as (app, pilot):
+        app.dialogs.debug_line("request r1")
+        assert app.standing.current == "r1"
+        await pressed(pilot, "k")
+        app.dialogs.debug_line("where")
+        assert "r0@" in app.standing.talk.said[-1][1]
+        assert app.standing.current == "r0"
+
+
+def sent(app, key):
+    """A key, as the terminal gives it, without waiting for what it does."""
+    event = events.Key(key, ":" if key == "colon" else key if len(key) == 1 else None)
+    event.set_sender(app)
+    app._driver.send_message(event)
+
+
+async def test_keys_that_are_typed_before_a_dialog_is_there_go_to_it():
+    """As a slow line delivers them: all at once."""
+    async with running(replay()) as (app, pilot):
+        for key in ("g", "0", "enter"):
+            sent(app, key)
+        await until(pilot, lambda: app.viewer.position == 0)
+        for key in ":where":
+            sent(app, "colon" if key == ":" else key)
+        await until(pilot, lambda: [box.value for box in app.screen.query(Input)] == ["where"])
 
 
 def test_next_and_previous_rejection():

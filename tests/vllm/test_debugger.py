@@ -325,7 +325,7 @@ def test_a_console_whose_vllm_ends_says_so_and_ends(tmp_path):
         assert client.recv(100) == b'{"line": "continue"}\n'
         client.close()
         _, said = process.communicate(timeout=HANG_SECONDS)
-        assert (said.count("vLLM or its debugger has ended"), process.returncode) == (1, 0)
+        assert (said.count("the engine or its debugger has ended"), process.returncode) == (1, 0)
 
 
 @pytest.mark.parametrize("sent", [b"HTTP/1.1 400\n", b"[]\n", b"{}\n"])

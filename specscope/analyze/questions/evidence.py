@@ -90,4 +90,6 @@ class Evidence:
             notes.append(f"{self.run.privacy.lack}: which token it was and where the target's choice was is unknown")
         if self.left_out:
             notes.append(f"left out: {plural(self.left_out, 'draft')} with forced outcomes")
+        if beyond := int((self.columns.tried & ~self.columns.forced & ~self.judged).sum()):
+            notes.append(f"left out: {plural(beyond, 'node')} that the rule tried below rejected ones")
         return tuple(notes)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from rich.text import Text
 from textual.app import App, ComposeResult
-from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from specscope.debug.answers import News
@@ -24,10 +23,10 @@ from specscope.tui.standing import Standing
 from specscope.tui.text import clean
 from specscope.tui.widgets.lines import Goto
 from specscope.tui.widgets.listing import ListPanel
-from specscope.tui.widgets.prompt import DebugPrompt
+from specscope.tui.widgets.prompt import DebugPrompt, TypedScreen
 
 
-class Ask(ModalScreen[str | None]):
+class Ask(TypedScreen[str | None]):
     """A dialog that returns what was typed, or None if it was cancelled."""
 
     BINDINGS = hidden(escape="dismiss(None)")
@@ -38,7 +37,7 @@ class Ask(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         """The question is the title of its input."""
-        box = Input(self._value, placeholder=self._placeholder)
+        box = Input(self._value, placeholder=self._placeholder, select_on_focus=bool(self._value))
         box.cursor_blink = False
         box.border_title = Text(clean(self._question))
         box.border_subtitle = Text("Enter confirms, Esc cancels")
@@ -180,7 +179,7 @@ class Dialogs:
     def debug_line(self, line: str) -> None:
         """Give the debugger a line; a live engine answers when it can."""
         self._standing.playing = False
-        self.viewer.debug(line)
+        self.viewer.debug(line, (self._standing.current or "") if self._standing.picked else "")
         while self.viewer.news:
             self._hear(self.viewer.news.popleft())
         self._standing.show()

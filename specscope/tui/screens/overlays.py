@@ -95,6 +95,8 @@ class Overlays:
                     self._standing.say(news.why)
             case Answer():
                 self._tell(news.text, notice)
+                if news.request in self.viewer.history.requests and news.request != self._standing.current:
+                    self._standing.pick(news.request)
                 self._arrive(news.stop)
             case Stop():
                 self._tell(stop_text(news, self.viewer.history), notice)

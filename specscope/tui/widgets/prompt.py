@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import TypeVar
 
 from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
+from textual.events import Key
 from textual.screen import ModalScreen
 from textual.widgets import Input, RichLog
 
@@ -17,6 +19,7 @@ from specscope.tui.keys import hidden
 from specscope.tui.standing import KEPT, Talk
 from specscope.tui.text import folded
 
+T = TypeVar("T")
 HINT = "help lists the commands. For example: break reject, continue, tree, node 0."
 
 
@@ -29,7 +32,33 @@ def hanging(line: str, width: int) -> list[str]:
     return [line[:start] + first, *(" " * start + row for row in more)]
 
 
-class DebugPrompt(ModalScreen[None]):
+class TypedScreen(ModalScreen[T]):
+    """A dialog with an input. Keys that were typed before it had the focus go to it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead: list[Key] = []  # typed before the input was there
+
+    async def on_show(self) -> None:
+        ahead, self._ahead = self._ahead, []
+        for key in ahead:
+            await self.typed(key)
+
+    async def typed(self, key: Key) -> bool:
+        """Take a key that reached nothing else; whether it is of use here. A focused input takes letters itself."""
+        box = next(iter(self.query(Input)), None)
+        if not key.is_printable and (key.key != "enter" or (box is not None and box.has_focus)):
+            return False
+        if box is None:
+            self._ahead.append(key)
+        elif key.key == "enter":
+            await box.action_submit()
+        else:
+            box.insert_text_at_cursor(key.character or "")
+        return True
+
+
+class DebugPrompt(TypedScreen[None]):
     """A log and a line to type. `run` is given each line; what comes back is shown when it comes."""
 
     BINDINGS = [  # noqa: RUF012
@@ -47,7 +76,7 @@ class DebugPrompt(ModalScreen[None]):
             box.border_title = Text("Debugger")
             box.border_subtitle = Text("help · Tab completes · ↑ history · Esc closes")
             yield RichLog(id="said", wrap=True, min_width=20, max_lines=KEPT)
-            line = Input(placeholder="break reject if depth == 1 and p < 0.1", id="line")
+            line = Input(placeholder="break reject if depth == 1 and p < 0.1", id="line", select_on_focus=False)
             line.cursor_blink = False
             yield line
 
