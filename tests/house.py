@@ -15,9 +15,9 @@ MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (10142, 9300),
-    "remote": (1700, 1700),
+    "remote": (1701, 1700),
     "watch": (1944, 1850),
-    "analyze": (19166, 15700),
+    "analyze": (19168, 15700),
     "measure": (3839, 3300),
     "engine": (2350, 2350),
     "plans": (933, 850),
@@ -26,15 +26,15 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "kernels": (2200, 2200),
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (4050, 4050),
-    "debug, live": (3201, 3200),
+    "debug, live": (3204, 3200),
     "tui": (5500, 5500),
-    "cli": (3224, 3100),
+    "cli": (3225, 3100),
     "serve": (1600, 1600),
     "page": (958, 700),
     "testing": (800, 320),
     "bench, train": (0, 0),
-    "top level": (885, 600),
-    "all": (70218, 64500),
+    "top level": (899, 600),
+    "all": (70280, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
