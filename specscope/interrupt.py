@@ -115,3 +115,14 @@ def _surely(number: int) -> None:
         os._exit(128 + number)
 
     threading.Thread(target=force, name="specscope-ending", daemon=True).start()
+
+
+def program() -> None:
+    """The installed program: until its modules are there, Ctrl-C ends it without a traceback."""
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    if on_ctrl_c is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from specscope.__main__ import entry
+
+    signal.signal(signal.SIGINT, on_ctrl_c)
+    entry()

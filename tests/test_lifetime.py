@@ -148,8 +148,8 @@ class Finder(MetaPathFinder):
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Finder())
-from specscope.start import entry
-entry()
+from specscope.interrupt import program
+program()
 """
     done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
