@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing import resource_tracker
 from types import FrameType
 
@@ -122,7 +123,6 @@ def program() -> None:
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     if on_ctrl_c is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from specscope.__main__ import entry
-
+    entry = import_module("specscope.__main__").entry
     signal.signal(signal.SIGINT, on_ctrl_c)
     entry()

@@ -339,7 +339,7 @@ def converse(commands: Commands, script: str = "", lines: Sequence[str] = ()) ->
 def _obey(commands: Commands, line: str) -> None:
     """Run one line and print the answer. Ctrl-C stops a run between two steps."""
     with interruptible() as interrupt:
-        commands.session.interrupted = lambda: interrupt.asked
+        commands.session.interrupted = commands.what_if.interrupted = lambda: interrupt.asked
         text = commands.run(line)
     if interrupt.asked and interrupt.number is not signal.SIGINT:
         sys.exit(interrupt.code)

@@ -45,6 +45,8 @@ def goes_on_text(stands: int, viewed: int) -> str:
 class WhatIf:
     """What `fork` and `node` need; a live engine has one (live/local.py)."""
 
+    interrupted: Callable[[], bool] = staticmethod(lambda: False)  # asked after each step of a fork: whether to end it
+
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
         """Run a fork and compare it with the original. Raises UserError."""
         raise UserError("a fork needs a live engine: specscope debug PROMPT, or specscope run")
@@ -137,6 +139,8 @@ class Commands:
         if stop.hits:  # the current request stays where it is among them
             hit = next((hit for hit in stop.hits if hit.request == self.session.request), stop.hits[0])
             self.session.request, self.session.node = hit.request, hit.node
+        elif stop.request:
+            self.session.request = stop.request
 
     # Moving
 

@@ -33,6 +33,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.records import FinishReason, RequestStep, StepRecord
 from specscope.trace.record.rules import MATCH
 
+TINY = 2.0**-53  # coins lie in the open interval (0, 1)
 USAGE = "write NAME=VALUE, such as temperature=0.7; help fork lists every NAME"
 
 
@@ -102,6 +103,9 @@ class EngineWhatIf(WhatIf):
             raise UserError("nothing has run yet: there is no step to fork from")
         request = self._request(part.request)
         changes, tokens = self._parse(words, part)
+        made = part.context_len + part.prefill_tokens + 1 - len(request.prompt_tokens)
+        if (limit := changes.params.get("max_tokens", made + 1)) <= made:
+            raise UserError(f"max_tokens={limit}: the request has {plural(made, 'output token')} before this step")
         forced = bool(changes.outcomes or changes.coins or changes.tokens)
         if forced and part.verdict is None:
             raise UserError(f"step {part.index} of {part.request} is a prefill chunk: it draws no token to change")
@@ -148,6 +152,8 @@ class EngineWhatIf(WhatIf):
                 steps += [step for step in record.requests if step.verdict is not None]
                 failed = next((end.error for end in record.finished if end.reason is FinishReason.ERROR), "")
                 made = plural(sum(step.emitted for step in steps), "token")
+                if self.interrupted():
+                    raise UserError(f"interrupted: the fork had made {made}, and the engine stands where it did")
                 if failed == TOO_SMALL:
                     raise UserError(f"the fork ran out of KV blocks after {made}: raise --kv-memory")
                 if failed:
@@ -158,11 +164,16 @@ class EngineWhatIf(WhatIf):
         """NAME=VALUE words as changes, and how many tokens to run."""
         position = part.context_len + part.prefill_tokens
         fields: dict[str, Any] = {"params": {}, "engine": {}, "outcomes": {}, "coins": {}, "tokens": {}}
-        tokens = 64
+        tokens, given = 64, set[str]()
         for word in words:
             name, sign, value = word.partition("=")
             if not sign or not value:
                 raise UserError(f"{short(word)}: {USAGE}")
+            node = value.partition(":")[0] if name in ("accept", "reject", "coin") else ""
+            what = f"{'coin' if name == 'coin' else 'outcome'} of node {node}" if node else name
+            if what in given:
+                raise UserError(f"{short(word)}: {short(what)} is given twice")
+            given.add(what)
             if name in ("drafter", "tree", "draft_model", "rule"):
                 fields["engine"][name] = value
             elif name in ("accept", "reject"):
@@ -171,7 +182,7 @@ class EngineWhatIf(WhatIf):
                 node, sign, coin = value.partition(":")
                 if not sign:
                     raise UserError(f"{short(word)}: write coin=NODE:COIN, such as coin=0:0.5")
-                fields["coins"][position, self._node(node, part)] = _number(name, coin, 0, 1)
+                fields["coins"][position, self._node(node, part)] = _number(name, coin, TINY, 1 - TINY)
             elif name == "token":
                 fields["tokens"][position] = int(_number(name, value, 0, self.engine.runner.loaded.vocab_size - 1))
             elif name == "tokens":

@@ -230,6 +230,10 @@ REFUSED = [
     ("fork seed=inf", "seed=inf"),
     ("fork drafter=magic", "unknown drafter"),
     ("fork accept=77", "there is no node 77"),
+    ("fork accept=0 reject=0", "outcome of node 0.* is given twice"),
+    ("fork temperature=0.3 temperature=0.9", "temperature.* is given twice"),
+    ("fork coin=0:0", "coin"),
+    ("fork max_tokens=1", "output tokens? before this step"),
     ("fork coin=0.9", "coin=0.9.?: write coin=NODE:COIN, such as coin=0:0.5"),
     ("finish r99", "there is no request"),
     ("until speed > 3", "there is no field speed here"),
@@ -506,6 +510,15 @@ def test_goto_start_of_a_screen_searches_the_first_step_too_and_moving_it_moves_
     shown.goto(1)
     shown.debug("where")
     assert shown.news[-1].text.startswith("step 1")
+
+
+def test_a_fork_can_be_interrupted(engine):
+    engine.run("next 3")
+    engine.what_if.interrupted = lambda: True
+    with pytest.raises(UserError, match="interrupted: the fork had made [1-9]"):
+        engine.run("fork seed=4 tokens=30")
+    del engine.what_if.interrupted
+    assert "tokens" in engine.run("fork seed=4 tokens=3")
 
 
 @pytest.fixture(scope="module")

@@ -131,6 +131,13 @@ async def test_keys_that_are_typed_before_a_dialog_is_there_go_to_it():
         for key in ":where":
             sent(app, "colon" if key == ":" else key)
         await until(pilot, lambda: [box.value for box in app.screen.query(Input)] == ["where"])
+        for key in ("enter", *"bogus", "enter"):
+            sent(app, key)
+        await until(pilot, lambda: "unknown command" in app.standing.talk.said[-1][1])
+        assert [line for typed, line in app.standing.talk.said if typed] == ["where", "bogus"]
+        app._driver.send_message(events.Paste("info kv\nhelp"))
+        await until(pilot, lambda: [box.value for box in app.screen.query(Input)] == ["help"])
+        assert app.standing.talk.typed == ["where", "bogus", "info kv"]
 
 
 def test_next_and_previous_rejection():

@@ -23,7 +23,7 @@ from specscope.tui.standing import Standing
 from specscope.tui.text import clean
 from specscope.tui.widgets.lines import Goto
 from specscope.tui.widgets.listing import ListPanel
-from specscope.tui.widgets.prompt import DebugPrompt, TypedScreen
+from specscope.tui.widgets.prompt import DebugPrompt, Line, TypedScreen
 
 
 class Ask(TypedScreen[str | None]):
@@ -37,14 +37,15 @@ class Ask(TypedScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         """The question is the title of its input."""
-        box = Input(self._value, placeholder=self._placeholder, select_on_focus=bool(self._value))
+        box = Line(self._value, placeholder=self._placeholder, select_on_focus=bool(self._value))
         box.cursor_blink = False
         box.border_title = Text(clean(self._question))
         box.border_subtitle = Text("Enter confirms, Esc cancels")
         yield box
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value)
+        if self.is_current:  # Enter may be pressed twice
+            self.dismiss(event.value)
 
 
 class Dialogs:

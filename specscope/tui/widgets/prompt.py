@@ -11,7 +11,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
-from textual.events import Key
+from textual.events import Key, Paste
 from textual.screen import ModalScreen
 from textual.widgets import Input, RichLog
 
@@ -58,6 +58,30 @@ class TypedScreen(ModalScreen[T]):
         return True
 
 
+class Line(Input):
+    """An input whose line is gone as soon as it is sent: what is typed behind Enter begins the next."""
+
+    async def on_key(self, event: Key) -> None:
+        if event.key == "enter":  # here, and not as a binding of the app: what is typed behind it has not come yet
+            event.stop()
+            await self.action_submit()
+
+    async def action_submit(self) -> None:
+        await super().action_submit()
+        self.value = ""
+
+    async def on_paste(self, event: Paste) -> None:
+        """Several lines are sent one after the other; the last stays to be sent."""
+        *lines, last = event.text.splitlines() or [""]
+        for line in lines:
+            self.insert_text_at_cursor(line)
+            await self.action_submit()
+        if lines:
+            self.insert_text_at_cursor(last)
+            event.prevent_default()
+            event.stop()
+
+
 class DebugPrompt(TypedScreen[None]):
     """A log and a line to type. `run` is given each line; what comes back is shown when it comes."""
 
@@ -76,7 +100,7 @@ class DebugPrompt(TypedScreen[None]):
             box.border_title = Text("Debugger")
             box.border_subtitle = Text("help · Tab completes · ↑ history · Esc closes")
             yield RichLog(id="said", wrap=True, min_width=20, max_lines=KEPT)
-            line = Input(placeholder="break reject if depth == 1 and p < 0.1", id="line", select_on_focus=False)
+            line = Line(placeholder="break reject if depth == 1 and p < 0.1", id="line", select_on_focus=False)
             line.cursor_blink = False
             yield line
 
@@ -98,7 +122,6 @@ class DebugPrompt(TypedScreen[None]):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """A line was typed; an empty one repeats the last, as the debugger has it."""
         line = event.value
-        event.input.value = ""
         if line.strip():
             self.talk.typed.append(line)
             self._show(self.talk.add(line, typed=True))
