@@ -515,10 +515,10 @@ def test_goto_start_of_a_screen_searches_the_first_step_too_and_moving_it_moves_
 def test_a_fork_can_be_interrupted(engine):
     engine.run("next 3")
     engine.what_if.interrupted = lambda: True
-    with pytest.raises(UserError, match="interrupted: the fork had made [1-9]"):
+    with pytest.raises(UserError, match=r"interrupted: the fork had made [1-9]"):
         engine.run("fork seed=4 tokens=30")
     del engine.what_if.interrupted
-    assert "tokens" in engine.run("fork seed=4 tokens=3")
+    assert "fork of" in engine.run("fork seed=4 tokens=3")
 
 
 @pytest.fixture(scope="module")

@@ -138,6 +138,8 @@ async def test_keys_that_are_typed_before_a_dialog_is_there_go_to_it():
         app._driver.send_message(events.Paste("info kv\nhelp"))
         await until(pilot, lambda: [box.value for box in app.screen.query(Input)] == ["help"])
         assert app.standing.talk.typed == ["where", "bogus", "info kv"]
+        sent(app, "ctrl+c")
+        await until(pilot, lambda: not app.is_running)
 
 
 def test_next_and_previous_rejection():

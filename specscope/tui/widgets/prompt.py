@@ -65,6 +65,10 @@ class Line(Input):
         if event.key == "enter":  # here, and not as a binding of the app: what is typed behind it has not come yet
             event.stop()
             await self.action_submit()
+        elif event.key == "ctrl+c" and self.selection.is_empty:  # else it copies
+            event.stop()
+            event.prevent_default()
+            await self.app.action_quit()
 
     async def action_submit(self) -> None:
         await super().action_submit()
