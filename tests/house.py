@@ -27,14 +27,14 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (4050, 4050),
     "debug, live": (3219, 3200),
-    "tui": (5521, 5500),
+    "tui": (5525, 5500),
     "cli": (3225, 3100),
     "serve": (1600, 1600),
     "page": (958, 700),
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (896, 600),
-    "all": (70316, 64500),
+    "all": (70320, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
