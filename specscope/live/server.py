@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ class _Server:
         self.paused = paused
         self.ending = False  # after SIGTERM
         self.single = 0  # steps to run although paused
+        self.waiting: deque[Command] = deque()  # commands that were received before their turn
         self.state: EngineState | None = None  # as it was sent last
 
     def send(self, message: object) -> None:
@@ -85,7 +87,14 @@ class _Server:
 
     def debug_with(self, engine: Engine, debugger: Commands) -> None:
         self.engine, self.debugger, self.session = engine, debugger, debugger.session
-        self.session.interrupted = self.commands.poll
+        self.session.interrupted = lambda: bool(self.waiting) or self.commands.poll()
+        debugger.what_if.interrupted = self._is_told_to_end
+
+    def _is_told_to_end(self) -> bool:
+        """Whether an end waits among the commands, which come while a fork runs."""
+        while self.commands.poll():
+            self.waiting.append(self.commands.recv())
+        return self.ending or any(verb == "stop" for verb, _ in self.waiting)
 
     def run(self, prompts: Sequence[PromptSpec]) -> None:
         for spec in prompts:
@@ -122,9 +131,9 @@ class _Server:
         if state != self.state:
             self.state = state
             self.send(state)
-        while not self.ending and self.commands.poll(0.1 if idle else 0):
+        while not self.ending and (self.waiting or self.commands.poll(0.1 if idle else 0)):
             idle = False
-            command: Command = self.commands.recv()
+            command: Command = self.waiting.popleft() if self.waiting else self.commands.recv()
             if command[0] == "stop":
                 return False
             self._do(*command)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,6 +210,24 @@ def test_the_workers_loop_runs_on_the_stepper_and_not_on_the_session(tiny, monke
     server.advance()
     assert server.paused
     assert sent[0].hits[0].step == 4
+
+
+def test_an_end_that_is_asked_for_while_a_fork_runs_ends_the_fork(tiny):
+    """And what was asked before it comes first."""
+    engine, sent = tiny_engine(tiny, drafter="ngram"), []
+    engine.add("abcabcabc", SamplingParams(max_tokens=40, ignore_eos=True))
+    ours, theirs = Pipe()
+    server = _Server(theirs, SimpleNamespace(send=sent.append), paused=True)
+    server.debug_with(engine, commands_over(engine))
+    for _ in range(3):
+        server.advance()
+    for command in (("debug", ("fork seed=3", None)), ("debug", ("where", None)), ("stop", None)):
+        ours.send(command)
+    server.run([])
+    texts = [each.text for each in sent if isinstance(each, Answer)]
+    assert "interrupted: the fork had made" in texts[0]
+    assert texts[1].startswith("step 2")
+    assert not engine.busy
 
 
 CHOOSE = """
