@@ -26,7 +26,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "kernels": (2200, 2200),
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (4050, 4050),
-    "debug, live": (3219, 3200),
+    "debug, live": (3228, 3200),
     "tui": (5525, 5500),
     "cli": (3225, 3100),
     "serve": (1600, 1600),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (896, 600),
-    "all": (70320, 64500),
+    "all": (70329, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
