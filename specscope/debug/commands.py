@@ -210,7 +210,8 @@ class Commands:
         if number is not None:
             return self.stopped(self.session.goto_step(number))
         if text not in history.requests and "@" not in text:
-            raise UserError("give a step or a request: goto 17, goto r3, goto r3@17, goto start or goto end")
+            ways = "give a step or a request: goto 17, goto r3, goto r3@17, goto start or goto end"
+            raise UserError(f"there is no request {short(text)}: {ways}" if text else ways)
         request, place = history.find(text)
         stop = self.stopped(self.session.goto_request(request.id, place.index))
         if place.node is None or self.session.part is None:

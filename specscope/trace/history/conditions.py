@@ -119,6 +119,26 @@ class _Check(ast.NodeVisitor):
             return any(map(self._is_no_number, node.args)) and getattr(node.func, "id", "") != "len"
         return isinstance(node, ast.Name) and self.names.get(node.id) in (str, tuple)
 
+    def visit_Compare(self, node: ast.Compare) -> None:
+        """Text is not compared with numbers: that never holds."""
+        self.generic_visit(node)
+        sides = [node.left, *node.comparators]
+        for left, right, way in zip(sides, sides[1:], node.ops, strict=False):
+            first, second = self._kind(left), self._kind(right)
+            within = isinstance(way, ast.In | ast.NotIn)
+            if (within and (second is float or (first, second) == (float, str))) or (
+                not within and None not in (first, second) and first is not second
+            ):
+                names = {str: "text", float: "a number", tuple: "a list of tokens", None: "a value"}
+                raise self._refuse(left, f"{names[first]} {'in' if within else 'beside'} {names[second]} never holds")
+
+    def _kind(self, node: ast.expr) -> type | None:
+        """str, float or tuple; None where it is not known."""
+        if isinstance(node, ast.Constant):
+            return str if isinstance(node.value, str) else None if node.value is None else float
+        kind = self.names.get(node.id) if isinstance(node, ast.Name) else None
+        return kind if kind in (None, str, tuple) else float
+
     def visit_Name(self, node: ast.Name) -> None:
         if node.id not in self.names:
             close = difflib.get_close_matches(node.id, self.names, 1)
