@@ -14,7 +14,7 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10142, 9300),
+    "trace": (10162, 9300),
     "remote": (1701, 1700),
     "watch": (1944, 1850),
     "analyze": (19168, 15700),
@@ -26,7 +26,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "kernels": (2200, 2200),
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (4050, 4050),
-    "debug, live": (3228, 3200),
+    "debug, live": (3229, 3200),
     "tui": (5525, 5500),
     "cli": (3225, 3100),
     "serve": (1600, 1600),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (896, 600),
-    "all": (70329, 64500),
+    "all": (70350, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
