@@ -129,7 +129,7 @@ class _Check(ast.NodeVisitor):
             if (within and (second is float or (first, second) == (float, str))) or (
                 not within and None not in (first, second) and first is not second
             ):
-                names = {str: "text", float: "a number", tuple: "a list of tokens", None: "a value"}
+                names: dict[type | None, str] = {str: "text", float: "a number", tuple: "a list", None: "a value"}
                 raise self._refuse(left, f"{names[first]} {'in' if within else 'beside'} {names[second]} never holds")
 
     def _kind(self, node: ast.expr) -> type | None:
