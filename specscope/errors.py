@@ -1,6 +1,8 @@
 """The one error meant for users, and values as its message shows them."""
 
+import re
 import traceback
+from pathlib import Path
 from reprlib import Repr
 
 _SHORT = Repr()
@@ -40,6 +42,7 @@ def failed(what: str, error: Exception) -> UserError:
     """An error of the user's code as one line, with the place in that code."""
     if isinstance(error, UserError):
         return error
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    skip = re.compile(rf"importlib|^{re.escape(str(Path(__file__).parent))}/")  # our own code is not the user's
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not skip.search(frame.filename)]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return UserError(f"{what}: {type(error).__name__}: {error}{place}")

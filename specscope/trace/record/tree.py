@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -92,8 +93,8 @@ class DraftTree(ArrayEq):
         """A tree from plain lists, every node drawn the same way; `q` defaults to 1 (deterministic)."""
         n = len(token)
         return DraftTree(
-            token=np.asarray(token, dtype=np.int32),
-            parent=np.asarray(parent, dtype=np.int32),
+            token=np.array(array("i", token)),  # refuses fractions, and numbers of more than 32 bits
+            parent=np.array(array("i", parent)),
             q=np.ones(n, dtype=np.float32) if q is None else np.asarray(q, dtype=np.float32),
             drawn=np.full(n, drawn, dtype=np.uint8),
         )

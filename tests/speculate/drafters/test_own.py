@@ -3,11 +3,14 @@
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 import specscope
-from specscope import Draft, EngineConfig, SamplingParams
+from specscope import Draft, EngineConfig, SamplingParams, draft_tree
 from specscope.errors import UserError
+from specscope.plans.plan import parse_plan
 from specscope.trace.record.tree import DraftTree, Drawn
 from tests.engines import tiny_engine
 from tests.own import Bigrams
@@ -73,6 +76,14 @@ def proposing(draft):
 
 
 SAMPLED = DraftTree.build([3], [-1], [0.5], Drawn.WITH_REPLACEMENT)
+HALF = Draft(replace(DraftTree.build([1], [-1]), token=np.array([1.7])))
+MIXED = replace(DraftTree.build([3, 4], [-1, -1]), drawn=np.array([1, 0], np.uint8))
+
+
+def saying(row):
+    """A drafter whose model says this behind every path."""
+    plan, logits = parse_plan("2x2"), lambda paths: torch.tensor([row] * len(paths))
+    return mine({"propose": lambda self, contexts: [draft_tree(context, plan, logits) for context in contexts]})
 
 
 @pytest.mark.parametrize(
@@ -82,6 +93,24 @@ SAMPLED = DraftTree.build([3], [-1], [0.5], Drawn.WITH_REPLACEMENT)
         (proposing(Draft.chain([5000])), "has tokens outside the target's vocabulary of 300"),
         (proposing(Draft(DraftTree.build([1, 2], [1, -1]))), "has a node before its parent"),
         (proposing(Draft(SAMPLED)), r"has the sampled node 0 without q \[300\] at its parent"),
+        (proposing(Draft(SAMPLED, {-1: torch.full((300,), torch.nan)})), "has a q that is no distribution at node 0"),
+        (proposing(Draft(SAMPLED, {-1: torch.ones(300)})), "has a q that is no distribution at node 0"),
+        (proposing(Draft(MIXED, {-1: torch.full((300,), 1 / 300)})), "has siblings that were drawn in different ways"),
+        (proposing(Draft(DraftTree.build([5, 6], [-1]))), "has 2 tokens and 1 parent"),
+        (proposing(Draft(DraftTree.build([5, 5], [-1, -1]))), "has one token twice behind one parent"),
+        (
+            proposing(Draft(replace(DraftTree.build([1], [-1]), token=np.array([1.7])))),
+            "propose failed: TypeError: 'numpy.float64' object",
+        ),
+        (mine({"propose": lambda self, _: [Draft.chain([1.7])]}), r"propose failed: TypeError: 'float'.*test_own.py"),
+        (proposing(Draft([5, 6])), "propose failed: AttributeError: 'list' object has no attribute"),
+        (mine({"propose": lambda self, contexts: None}), "propose returned None, not a draft for each request"),
+        (saying([0.0] * 10), "has logits over 10 tokens, but the target's vocabulary is 300"),
+        (saying(0.0), r"ValueError: logits gave \[1\] for 1 paths"),
+        (saying([torch.nan] * 300), "ValueError: the logits have NaN"),
+        (mine({"max_nodes": None}), "max_nodes or max_depth failed: TypeError"),
+        (mine({"aux_layers": 5}), "aux_layers failed: TypeError"),
+        (mine({"aux_layers": (99,)}), 'aux_layers has 99: give "final" or layers from 0 to 2'),
         (proposing([1, 2]), r"is a list: propose must return a specscope.Draft, such as Draft.chain\(tokens\)"),
         (mine({"propose": lambda self, contexts: []}), "propose returned 0 drafts for 2 requests"),
         (mine({"propose": lambda self, contexts: 1 / 0}), "propose failed: ZeroDivisionError"),
@@ -95,6 +124,56 @@ SAMPLED = DraftTree.build([3], [-1], [0.5], Drawn.WITH_REPLACEMENT)
 def test_a_mistake_is_named(tiny, drafter, says):
     with pytest.raises(UserError, match=says):
         generated(tiny, drafter)
+
+
+class Scribbler(LastWords):
+    """Takes all that it is given, and all that it gave, for scratch space."""
+
+    aux_layers = ("final",)
+
+    def propose(self, contexts):
+        drafts = [draft_tree(context, parse_plan("2x2"), self.logits) for context in contexts]
+        self.gave = [array for draft in drafts for array in (*vars(draft.tree).values(), *draft.q.values())]
+        for context in contexts:
+            context.tokens[:] = [7] * len(context.tokens)
+            context.params.logit_bias[7] = 99.0
+        return drafts
+
+    def logits(self, paths):
+        self.row = torch.arange(300.0).remainder(7)
+        return self.row.expand(len(paths), -1)
+
+    def commit(self, context, tree, verdict):
+        for array in (self.row, *self.gave, tree.token, tree.parent, verdict.path, verdict.outcome):
+            array[:] = 0
+        context.tokens.clear()
+
+    def observe(self, request, start, features, tokens):
+        features.zero_()
+        tokens.clear()
+
+
+class Honest(Scribbler):
+    """The same without writing."""
+
+    def propose(self, contexts):
+        return [draft_tree(context, parse_plan("2x2"), self.logits) for context in contexts]
+
+    commit, observe = specscope.Drafter.commit, specscope.Drafter.observe
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_what_a_drafter_writes_changes_nothing(tiny, temperature):
+    """Neither what a request comes to, which was another text, nor what its steps tell of it."""
+    params, outcomes = SamplingParams(max_tokens=12, temperature=temperature, ignore_eos=True), []
+    for drafter in (Honest, Scribbler):
+        engine = tiny_engine(tiny, drafter=drafter)
+        results = engine.generate(["abcabcabc", "hello hello"], params)
+        outcomes.append([(step.tree, step.verdict, step.notes, step.parents) for r in results for step in r.steps])
+        outcomes.append([result.token_ids for result in results])
+        engine.close()
+    assert outcomes[:2] == outcomes[2:]
+    assert sum(len(tree) for tree, *_ in outcomes[0]) > 20
 
 
 @pytest.mark.parametrize(
