@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 
 import pytest
 import torch
@@ -205,6 +206,10 @@ def binary(value):
     return save
 
 
+def plain_pickle(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}))
+
+
 def torn_binary(share, zipped):
     """Cut anywhere, new and old format alike: torch raises half a dozen kinds of error, some without a word."""
 
@@ -240,6 +245,7 @@ def mask_hidden(folder):
 
 OTHERS = "d2t in .* must give each of (60|300) draft tokens another one"
 OUTSIDE = torch.arange(DRAFT_VOCAB) + 290  # the last one points to 290 + 2 * 59
+QUANTISED = (torch.int8, torch.float8_e4m3fn)
 IDS = "eagle_aux_hidden_state_layer_ids"
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "draft_vocab_size")
 BROKEN = [  # what its config says (None: nothing), a tensor (None: it is not there), or what happens to its folder
@@ -268,11 +274,13 @@ BROKEN = [  # what its config says (None: nothing), a tensor (None: it is not th
     (("t2d", torch.ones(300, dtype=torch.bool)), "t2d in .* is bool"),
     (("fc.weight", torch.full((48, 144), torch.nan)), "fc.weight contains NaN or infinite numbers"),
     (("fc.weight", torch.zeros(48, 144)), "fc.weight contains only zeros"),
+    *[(("fc.weight", torch.ones(48, 144).to(dtype)), f"fc.weight in .* is {dtype}: a head") for dtype in QUANTISED],
     (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json: No such file"),
     (lambda folder: (folder / "model.safetensors").unlink(), "has neither model.safetensors nor pytorch_model.bin"),
     (file("config.json", b"[1, 2]"), "config.json is not a JSON object"),
     (torn, "cannot read .*model.safetensors"),
     (binary([1, 2]), "does not hold a state dict"),
+    (plain_pickle, "cannot read .*bin: "),
     (binary({"fc.weight": HeadConfig}), "bin: it holds Python objects, which specscope never loads: save its tensors"),
     *[(torn_binary(share, zipped), "cannot read .*bin") for share in (0, 30, 90) for zipped in (True, False)],
     (index(b'{"weight_map": {"fc.weight": 3}}'), "does not say in `weight_map`"),
@@ -287,7 +295,7 @@ BROKEN = [  # what its config says (None: nothing), a tensor (None: it is not th
 
 
 @pytest.mark.parametrize(("what", "message"), BROKEN)
-def test_what_does_not_fit_is_refused_in_one_line(tmp_path, target, what, message):
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path, target, what, message, recwarn):
     tensors = head_tensors()
     if isinstance(what, tuple):
         tensors = {name: tensor for name, tensor in (tensors | dict([what])).items() if tensor is not None}
@@ -298,6 +306,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, target, what, messag
         load_head(str(folder), target)
     assert "\n" not in str(error.value)
     assert str(folder) in str(error.value)
+    assert not recwarn.list
 
 
 def test_what_is_saved_is_what_is_published(tmp_path, target):

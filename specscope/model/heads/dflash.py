@@ -173,7 +173,7 @@ def _mask_embedding(path: Path, config: DFlashConfig) -> Tensor | None:
             raise UserError(f"the head in {path} names mask token {token} in a vocabulary of {config.vocab}")
         return None
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = head_runner.read_saved(file)
         told = state.get("mask_token_id", token) if isinstance(state, dict) else token
         vector: Tensor = (state["embedding"] if isinstance(state, dict) else state).reshape(-1)
     except Exception as error:  # torch.load has a dozen ways to say that a file is torn

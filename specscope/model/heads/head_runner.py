@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
@@ -91,19 +92,29 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def read_files(path: Path) -> dict[str, Tensor]:
     """The tensors of all weight files, by their names there. Raises UserError."""
-    return {name.removeprefix("model."): x for file in weight_files(path) for name, x in _read_file(file).items()}
+    tensors = {name.removeprefix("model."): x for file in weight_files(path) for name, x in _read_file(file).items()}
+    for name, x in tensors.items():
+        if name not in ("d2t", "t2d") and (not x.is_floating_point() or x.element_size() == 1):
+            raise UserError(f"{name} in {path} is {x.dtype}: a head's weights must be float32, bfloat16 or float16")
+    return tensors
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
+        tensors = read_saved(file)
     except Exception as error:  # torch.load has a dozen ways to say that a file is torn
         raise UserError(f"cannot read {file}: {first_line(error)}") from error
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise UserError(f"{file} does not hold a state dict")
     return tensors
+
+
+def read_saved(file: Path) -> Any:  # noqa: ANN401
+    """What torch.save wrote, weights alone, without torch's warnings of what is then refused."""
+    with warnings.catch_warnings(action="ignore"):
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def check_fit(config: Any, target: LoadedModel, own: Tensor | None, path: Path, *, as_wide: bool = False) -> None:  # noqa: ANN401
