@@ -14,15 +14,15 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10162, 9300),
+    "trace": (10163, 9300),
     "remote": (1701, 1700),
     "watch": (1944, 1850),
     "analyze": (19168, 15700),
     "measure": (3839, 3300),
     "engine": (2350, 2350),
     "plans": (933, 850),
-    "speculate": (3067, 2700),
-    "model": (3032, 2800),
+    "speculate": (3112, 2700),
+    "model": (3043, 2800),
     "kernels": (2200, 2200),
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (4050, 4050),
@@ -33,8 +33,8 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (958, 700),
     "testing": (800, 320),
     "bench, train": (0, 0),
-    "top level": (896, 600),
-    "all": (70350, 64500),
+    "top level": (899, 600),
+    "all": (70410, 64500),
     "benchmarks": (3303, 3300),
 }
 TESTS_BUDGET = 40_500
