@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections import Counter
@@ -19,12 +20,24 @@ from rich.table import Table
 from rich.text import Text
 
 from specscope.envelope import envelope
-from specscope.measure.step_costs import median_interval
 from specscope.whole_file import write_whole
 
 NAMES = {"MainThread": "engine", "specscope-sink": "sinks"}  # of threads; all others are torch's
 SLIM: Any = {"box": SIMPLE, "pad_edge": False, "padding": (0, 1, 0, 0)}  # tables of many columns in 80 characters
 Side = Callable[[], int]  # does the work, returns how many tokens it made
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """The narrowest pair of order statistics that holds the median with this confidence, whatever the distribution.
+
+    The number of values below the median is binomial (n, 1/2). With too few values it is the whole range.
+    """
+    ordered, n = sorted(values), len(values)
+    outside, low = 1 / 2**n, 0
+    while low + 1 < n // 2 and 2 * (outside + math.comb(n, low + 1) / 2**n) <= 1 - confidence:
+        low += 1
+        outside += math.comb(n, low) / 2**n
+    return ordered[low], ordered[n - 1 - low]
 
 
 @dataclass

@@ -20,13 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.cpu import Peer, read_bandwidth, without_drafting
-from benchmarks.paired import SLIM, progress_bar, write_figures
+from benchmarks.paired import SLIM, median_interval, progress_bar, write_figures
 from benchmarks.peers import need_python, vllm_process
 from benchmarks.scale_sides import OwnDecoding, PaddedDecoding, context_seconds, fill
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
-from specscope.measure.step_costs import machine_info, median_interval
+from specscope.measure.step_costs import machine_info
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.terminal import text_console
 

@@ -32,7 +32,7 @@ MACHINE = ("cpu", "device", "threads", "dtype", "torch", "python", "versions")
 
 @dataclass(frozen=True)
 class CostPoint:
-    """Seconds at a size, with bounds: the median's 95 % interval, or the range that was measured."""
+    """Seconds at a size, with bounds: a 95 % interval, or the range that was measured."""
 
     rows: Annotated[int, Meta(ge=1, le=2**31)]
     seconds: Seconds
@@ -65,7 +65,7 @@ class Costs:
 
     @property
     def error(self) -> float:
-        """Relative error against the measured medians: root mean square over the steps."""
+        """Relative error of what was measured: root mean square over the steps."""
         each = [((point.high - point.low) / 2 / point.seconds) ** 2 for point in self.step]
         return math.sqrt(sum(each) / len(each))
 

@@ -16,11 +16,10 @@ from benchmarks.attach import ANSWER, CLOSE, KEY
 from benchmarks.debug import NEVER
 from benchmarks.faults.rows import begin, compare, read_rows
 from benchmarks.faults.run import RARELY, judged
-from benchmarks.paired import PairedSides
+from benchmarks.paired import PairedSides, median_interval
 from benchmarks.terminal import module
 from specscope.debug.breakpoints import Breakpoints
 from specscope.errors import UserError
-from specscope.measure.step_costs import median_interval
 from specscope.model.kv_cache import KVCache
 from tests.faults.fault import in_every_engine
 from tests.faults.planted import FAULTS
