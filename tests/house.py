@@ -18,7 +18,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "remote": (1701, 1700),
     "watch": (1944, 1850),
     "analyze": (19168, 15700),
-    "measure": (3839, 3300),
+    "measure": (3830, 3300),
     "engine": (2350, 2350),
     "plans": (933, 850),
     "speculate": (3112, 2700),
@@ -34,8 +34,8 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70410, 64500),
-    "benchmarks": (3303, 3300),
+    "all": (70401, 64500),
+    "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
 CROWDED: dict[str, int] = {
