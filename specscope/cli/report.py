@@ -63,12 +63,13 @@ def report(captures: tuple[str, ...], as_json: bool, branch: int | None, top: in
     """
     captures = tuple(each for file in captures for each in watched(file))
     need_different(captures)
-    reports, warnings = [], []
+    reports, warnings, gated = [], [], []
     for file in (run for capture in as_runs(captures) for run in every_run(capture)):
         reader = read_branch(file, branch)
         reports.append(build_report(reader.history, source=file, warnings=reader.warnings))
         warnings += reader.warnings
-    figures, conditions = several(reports), gate(captures, fail_if) if fail_if else ()
+        gated += [] if fail_if is None else [reader]
+    figures, conditions = several(reports), () if fail_if is None else gate(gated, fail_if)
     code = int(any(condition.hit for condition in conditions))
     if as_json:
         each = [of_capture(one.source, one.to_dict(), warnings=one.warnings) for one in figures.reports]

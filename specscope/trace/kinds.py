@@ -286,7 +286,7 @@ def _is_whole(line: bytes) -> bool:
 
 def _split(lines: Iterable[tuple[int, bytes]], name: str, least: int) -> Iterator[tuple[int, bytes]]:
     """Documents over several lines, or several in one. `least`: -1 where an array is around them all, else 0."""
-    depth, begun = least, list[bytes]()  # brackets that are open; the lines of a document that has begun
+    depth, begun = least, bytearray()  # brackets that are open; the lines of a document that has begun
     first = begin = 0
     for number, line in lines:
         for match in TOKENS.finditer(line):
@@ -297,15 +297,15 @@ def _split(lines: Iterable[tuple[int, bytes]], name: str, least: int) -> Iterato
                 depth += 1
             elif token in b"}]":
                 if depth == 1:
-                    yield first, b"".join((*begun, line[begin : match.end()], b"\n"))
+                    yield first, b"".join((begun, line[begin : match.end()], b"\n"))
                     begun.clear()
                 depth = max(depth - 1, least)
             elif depth == 0 and token.startswith(b"{"):
                 yield number, token + b"\n"
         if depth > 0:
-            begun.append(line[begin:])
-            if sum(map(len, begun)) > LARGEST:
+            begun += line[begin:]
+            if len(begun) > LARGEST:
                 raise UserError(f"{name} has a JSON document of over {LARGEST >> 20} MiB: write one per line (jq -c .)")
         begin = 0
     if begun:
-        yield first, b"".join(begun).rstrip()
+        yield first, bytes(begun.rstrip())

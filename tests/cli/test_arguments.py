@@ -18,7 +18,7 @@ from specscope.trace.wire.reading import read_capture
 from tests.faults.models import HEAD, TARGET, story
 from tests.faults.settings import Setting, record
 from tests.support.commands import run_here, specscope
-from tests.support.samples import EAGLE, NGRAM, PLANTED, ROOT
+from tests.support.samples import EAGLE, NGRAM, PLANTED, ROOT, SAMPLED
 from tests.watch.samples import Page, text
 
 ID = "4f836fc2338be204b3bf1b5f58777b77"
@@ -114,6 +114,50 @@ def test_a_gate_on_one_engine():
     code, _, err = run_here(["report", PLANTED, "--fail-if", "tau drops > 2%"])
     assert (code, err.count("\n")) == (2, 1)
     assert "one run shows no change" in err
+
+
+@pytest.mark.parametrize(
+    ("verb", "condition", "outcome"),
+    [
+        # One name, one figure: r_d is vLLM's, 8 of all 60 drafts, although only 49 of them reached depth 3
+        (("report", EAGLE), "depth 3 rate < 13.4%", "hit"),
+        (("compare", EAGLE, EAGLE), "depth 3 rate < 13.4%", "hit"),
+        (("report", EAGLE), "depth 3 rate < 13.3%", "not hit"),
+        (("compare", EAGLE, EAGLE), "depth 3 rate < 13.3%", "not hit"),
+        # A limit is about B alone: A has no depth 4, and fewer drafts of a kind than a difference needs
+        (("compare", SAMPLED, EAGLE), "depth 4 rate < 5.1%", "hit"),
+        (("compare", EAGLE, SAMPLED), "tau where label kind is list < 1.3", "hit"),
+        # What a report prints
+        (("report", SAMPLED), "tokens per step < 1.71", "hit"),
+        (("report", SAMPLED), "tau where kind is list < 1.3", "hit"),
+        (("report", SAMPLED), "tau where after is full < 1", "not hit"),
+        (("report", SAMPLED), "whole paths > 50%", "not hit"),
+        (("report", EAGLE), "q above acceptance > 2 or squared error of q > 1", "not hit"),
+    ],
+)
+def test_a_gate_takes_the_figures_that_are_shown(verb, condition, outcome):
+    code, out, err = run_here([*verb, "--fail-if", condition])
+    assert code == (outcome == "hit"), err
+    told = re.findall(r"(?:(not )?(hit); (?:it is|B has) )", out + err)
+    assert {"".join(words) for words in told} == {outcome}
+
+
+def test_a_gate_without_a_condition_is_refused():
+    code, out, err = run_here(["report", SAMPLED, "--fail-if", ""])
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--fail-if '': write FIGURE" in err
+
+
+def test_a_gate_is_about_what_the_report_shows(tmp_path):
+    """Each run of a file of two; a run in two files once; test_branches has its branch."""
+    two = tmp_path / "two.jsonl"
+    two.write_bytes(Path(EAGLE).read_bytes() + Path(SAMPLED).read_bytes())
+    assert "it is 6\n" in run_here(["report", str(two), "--fail-if", "requests < 1"])[2]
+    lines = Path(EAGLE).read_bytes().splitlines(keepends=True)
+    halves = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
+    halves[0].write_bytes(b"".join(lines[: len(lines) // 2]))
+    halves[1].write_bytes(b"".join(lines[len(lines) // 2 :]))
+    assert "it is 3\n" in run_here(["report", *map(str, halves), "--fail-if", "requests < 1"])[2]
 
 
 def tuned(*words):

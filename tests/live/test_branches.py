@@ -95,6 +95,8 @@ def test_a_run_that_was_changed_is_recorded_with_its_branches_and_each_can_be_lo
     (code, out, err), first = (run_here(["report", str(path), "--json", *of]) for of in ([], ["--branch", "0"]))
     assert (code, "has 2 branches: these figures are for branch 1" in out + err) == (0, True)
     steps = [json.loads(told)["captures"][0]["engine"]["steps"] for told in (out, first[1])]
+    gated = json.loads(run_here(["report", str(path), "--json", "--branch", "0", "--fail-if", "output tokens < 1"])[1])
+    assert gated["conditions"][0]["detail"] == f"not hit; it is {json.loads(first[1])['pooled']['emitted']}"
     assert steps == [len(numbers(read_capture(path).history)), 6]
     assert "no such branch; there are: 0, 1" in run_here(["report", str(path), "--branch", "7"])[2]
 

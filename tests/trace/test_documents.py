@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
+from specscope.trace import kinds
 from specscope.trace.checked import decoded
 from specscope.trace.kinds import (
     CAPTURE,
@@ -51,6 +52,15 @@ def test_documents_are_found_however_they_are_written(written, indent, between):
     content = (f"[{between.join(texts)}]" if between == "," else between.join(texts)).encode()
     found = documents(enumerate(content.splitlines(keepends=True), 1), "x")
     assert [json.loads(one) for _, one in found if one.strip()] == around
+
+
+def test_a_document_of_many_lines_is_not_measured_anew_at_each(monkeypatch):
+    measured = []
+    monkeypatch.setattr(kinds, "len", lambda held: measured.append(1) or len(held), raising=False)
+    content = json.dumps({"a": list(range(2000))}, indent=1).encode()
+    for text in (content, content[:-2]):  # whole, and damaged
+        assert len(list(documents(enumerate(text.splitlines(keepends=True), 1), "x"))) == 1
+    assert 4000 <= len(measured) < 10_000
 
 
 @example(b": " * 30_000)  # each is a pattern that could be tried in very many ways

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
 from specscope.analyze.compare.align import Aligned, Matched, align, match, unpaired
 from specscope.analyze.compare.config import NOT_KNOWN, Difference, differences, explaining
-from specscope.analyze.compare.failif import GROUPED, counted, judge
+from specscope.analyze.compare.failif import GROUPED, FailCondition, counted, judge
 from specscope.analyze.compare.fields import Field, fields
-from specscope.analyze.compare.figures import believed, clustered, figures, groups
+from specscope.analyze.compare.figures import alone, believed, clustered, figures, groups
 from specscope.analyze.compare.parting import Partings
 from specscope.analyze.compare.result import Comparison, Pair, SideFacts, judged
 from specscope.analyze.compare.side import Side, SideRequest
@@ -31,8 +32,10 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
     nodes, steps, explained = len(aligned.tokens), len(aligned.steps), tuple(_explained(aligned, other))
     del aligned  # it is large, and so are the columns of the figures
     counts = clustered(a, b, matched)
-    asked = {limit.figure.removeprefix(GROUPED).split(" is ")[0] for limit in limits}
-    estimates, grouped = figures(*counts), groups(*counts, asked)
+    estimates, grouped = figures(*counts), groups(*counts, _groups_of(limits))
+    changes = [*estimates, *counted(_counts(a), _counts(b))], grouped
+    each = (judge([limit], *changes) if limit.of_change else judge_alone(b, [limit]) for limit in limits)
+    conditions = tuple(chain.from_iterable(each))
     a.forget()
     b.forget()
     first, second = (
@@ -61,10 +64,20 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
             fields=explained,
             figures=tuple(estimates),
             groups=grouped,
-            conditions=tuple(judge(limits, [*estimates, *counted(_counts(a), _counts(b))], grouped)),
+            conditions=conditions,
             unpaired=unpaired(a, b, matched),
         )
     )
+
+
+def judge_alone(side: Side, limits: Sequence[Threshold]) -> list[FailCondition]:
+    """The outcome of limits on the figures of a side as they are. Raises UserError for one that is not there."""
+    estimates, grouped = alone(side, _groups_of(limits))
+    return judge(limits, [*estimates, *counted(_counts(side), _counts(side))], grouped)
+
+
+def _groups_of(limits: Sequence[Threshold]) -> set[str]:
+    return {limit.figure.removeprefix(GROUPED).split(" is ")[0] for limit in limits}
 
 
 def _names(names: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from specscope.analyze.compare.bootstrap import FEWEST, Estimate, spanned
+from specscope.analyze.compare.comparison import judge_alone
 from specscope.analyze.compare.failif import FailCondition, counted, judge, parse
 from specscope.analyze.compare.figures import FEWEST_DRAFTS
+from specscope.analyze.compare.side import from_history, joined
 from specscope.analyze.levels import Levels, levels
 from specscope.analyze.plain import plain
 from specscope.analyze.table import Table, percent, share, told
@@ -23,8 +25,7 @@ from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import StepRecord
-from specscope.trace.record.vocabulary import printable
-from specscope.trace.wire.reading import read_capture
+from specscope.trace.wire.reading import CaptureReader, read_capture
 
 UNPAIRED = "One side or both hold counts only, so no requests are paired. 95 %: interval of the difference."
 ALIKE = "Intervals assume independent drafts. Drafts of one request are not, so true intervals are wider."
@@ -173,19 +174,23 @@ class CountsComparison:
 
 def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[Threshold] = ()) -> CountsComparison | None:
     """Both sides; None where none of the captures holds counts only. Raises UserError."""
-    first, second = (_side(paths) for paths in (a, b))
+    first, second = (_side(map(read_capture, paths)) for paths in (a, b))
     if not first.counts_only and not second.counts_only:
         return None
     known = [*figures(first, second), *counted(first.counts, second.counts)]
     return CountsComparison(first, second, tuple(judge(limits, known)))
 
 
-def gate(paths: Sequence[str], text: str) -> tuple[FailCondition, ...]:
+def gate(readers: Sequence[CaptureReader], text: str) -> tuple[FailCondition, ...]:
     """The outcome of conditions on one side's figures as they are. Raises UserError for one on a change."""
-    if any(limit.of_change for limit in parse(text)):
+    limits = parse(text)
+    if any(limit.of_change for limit in limits):
         raise UserError(f"--fail-if {text}: one run shows no change: write FIGURE < X or FIGURE > X, or use compare")
-    side = _side(paths)
-    found = judge(parse(text), [*figures(side, side), *counted(side.counts, side.counts)])
+    side = _side(readers)
+    if side.counts_only:
+        found = judge(limits, [*figures(side, side), *counted(side.counts, side.counts)])
+    else:
+        found = judge_alone(joined([from_history(reader.history, reader.name) for reader in readers]), limits)
     return tuple(replace(one, detail=one.detail.replace("B has", "it is")) for one in found)
 
 
@@ -213,14 +218,14 @@ def _at(depth: int, unit: Acceptance) -> tuple[int, int]:
     return sum(unit.accepted_at[depth - 1 : depth]), unit.drafts
 
 
-def _side(paths: Sequence[str]) -> CountsSide:
-    total, warnings, steps = Acceptance(), list[str](), list[StepRecord]()
+def _side(readers: Iterable[CaptureReader]) -> CountsSide:
+    names, total, warnings, steps = list[str](), Acceptance(), list[str](), list[StepRecord]()
     requests, counts_only, units = list[int | None](), False, list[Acceptance]()
-    for path in paths:
-        reader = read_capture(path)
+    for reader in readers:
+        names.append(reader.name)
         history = reader.history
         if not history.acceptance.drafts and not history.acceptance.aggregates:
-            raise UserError(f"{path} holds no decode steps and no counts: there is nothing to compare")
+            raise UserError(f"{reader.name} holds no decode steps and no counts: there is nothing to compare")
         total.merge(history.acceptance)
         counts_only |= bool(history.acceptance.aggregates) or history.figures_only
         told = [step.aggregate for step in history.steps if step.aggregate is not None]
@@ -233,7 +238,7 @@ def _side(paths: Sequence[str]) -> CountsSide:
     units = [unit for unit in units if unit.drafts and unit.knows("drafts", "drafted", "accepted", "accepted_at")]
     unit = "request" if not intervals else "interval" if len(units) >= FEWEST else DRAFT
     return CountsSide(
-        tuple(map(printable, paths)),
+        tuple(names),
         total,
         tuple(warnings),
         counts_only,

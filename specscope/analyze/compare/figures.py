@@ -63,7 +63,7 @@ def _errors(side: Side, power: int) -> Parts:
 
 
 def _at_depth(side: Side, depth: int) -> Parts:
-    return side.columns.depth_reached >= depth, side.columns.tree_depth >= depth
+    return side.columns.depth_reached >= depth, side.drafts
 
 
 LENGTH = FigureKind(lambda side: (side.columns.depth_reached, side.drafts), percent=False, offset=1.0)
@@ -84,6 +84,7 @@ class Counts:
     side: Side
     cluster: Longs  # [S]
     clusters: int
+    fewest: int = FEWEST_DRAFTS
 
     def sums(self, top: NDArray[Any], bottom: NDArray[Any], steps: Longs | None = None) -> Sums:
         """Of what is by step, or of what is at these steps; `top` counts where there is something below it."""
@@ -109,10 +110,9 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
 
 def figures(a: Counts, b: Counts) -> list[Estimate]:
     """Acceptance length, rate, by depth, tokens per step, and how far q is from acceptance."""
-    deepest = min(DEEPEST, *(int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b)))
-    depths = [
-        (depth_rate(d), FigureKind(partial(_at_depth, depth=d), fewest=FEWEST_DRAFTS)) for d in range(1, deepest + 1)
-    ]
+    deepest = min(int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b))
+    shown = range(1, 1 + (deepest if a is b else min(deepest, DEEPEST)))
+    depths = [(depth_rate(d), FigureKind(partial(_at_depth, depth=d), fewest=a.fewest)) for d in shown]
     every = dict([(TAU, LENGTH), (RATE, FIGURES[RATE]), *depths, *FIGURES.items()])
     sums = {name: tuple(of.sums(*figure.of(of.side)) for of in (a, b)) for name, figure in every.items()}
     ratios = [
@@ -125,6 +125,12 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     return [*tau, *marked([estimate for estimate in told if estimate.name != TAU], ALPHA)]
 
 
+def alone(side: Side, asked: Collection[str]) -> tuple[list[Estimate], dict[str, tuple[Estimate, ...]]]:
+    """The figures and groups of one side, however few its drafts: as one cluster, so without intervals."""
+    whole = Counts(side, np.zeros(len(side), np.int64), 1, fewest=1)
+    return figures(whole, whole), groups(whole, whole, asked)
+
+
 def groups(a: Counts, b: Counts, asked: Collection[str] = ()) -> dict[str, tuple[Estimate, ...]]:
     """The acceptance length by label and by what came before, and by what is asked for; one Holm's correction."""
     found: dict[str, list[Ratio]] = {}
@@ -133,9 +139,9 @@ def groups(a: Counts, b: Counts, asked: Collection[str] = ()) -> dict[str, tuple
         for value, name in enumerate(names):
             drafts = (each.side.drafts & (mine == value) for each, mine in zip((a, b), of, strict=True))
             sums = [each.sums(each.side.columns.depth_reached, mine) for each, mine in zip((a, b), drafts, strict=True)]
-            if min(bottom.sum() for _, bottom in sums) >= FEWEST_DRAFTS:
+            if min(bottom.sum() for _, bottom in sums) >= a.fewest:
                 ratios.append(LENGTH.ratio(name, *sums))
-        found |= {title: ratios} if len(ratios) > 1 else {}  # a single value repeats the overall figures
+        found |= {title: ratios} if len(ratios) >= min(2, a.fewest) else {}  # one value repeats the overall figures
     told = iter(marked(measured([ratio for ratios in found.values() for ratio in ratios], a.clusters), ALPHA))
     return {title: tuple(islice(told, len(ratios))) for title, ratios in found.items()}
 

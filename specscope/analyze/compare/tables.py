@@ -173,15 +173,12 @@ def contexts(comparison: Comparison) -> Table:
 
 
 def figures(comparison: Comparison) -> Table:
-    weights = [figure.weight for figure in comparison.depths]
-    sides = [", ".join(count(int(weight[side])) for weight in weights) for side in (0, 1)]
     note = (
         "95 %: interval of the difference, by a cluster bootstrap over requests. smallest visible change: what "
         "this many requests show with 95 % power; –: they are too few to see any change. n: requests, or pairs "
         "of requests. *: differs; for tau, the primary figure, if its interval "
-        "excludes 0, for the others after Holm's correction. Rates by depth: of drafts that "
-        f"reached the depth{f' ({sides[0]} of A; {sides[1]} of B)' if weights else ''}. whole paths: drafts accepted "
-        "down to a leaf. --fail-if takes each figure by name."
+        "excludes 0, for the others after Holm's correction. Rates by depth: of all drafts, "
+        "as in vLLM. whole paths: drafts accepted down to a leaf. --fail-if takes each figure by name."
     )
     return _estimates("Figures", "figure", [_estimate(figure) for figure in comparison.figures], note)
 

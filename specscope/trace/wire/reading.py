@@ -7,7 +7,6 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -147,11 +146,13 @@ class CaptureReader:
 
     def _is_torn(self, number: int, line: bytes) -> bool:
         """Whether the last line is not whole. Raises UserError where nothing was read before it."""
-        with suppress(ValueError):
+        try:
             decoded(line)
             return False
+        except ValueError as error:
+            why = str(error)
         if number == 1 and self.history.run is None:
-            raise UserError(f"{self.name} ends in its first line, so nothing can be read")
+            raise UserError(f"{self.name} ends in its first line or document, so nothing can be read ({why})")
         lost = f"{len(line):,}{f' of {self.size:,}' if self._plain else ''} bytes are lost"
         self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
         return True

@@ -72,7 +72,10 @@ def test_every_cut_is_read_up_to_the_cut(tmp_path):
         if torn:
             assert f"{torn:,} of {size:,} bytes are lost" in reader.warnings[0]
     cut.write_bytes(whole[: first // 2])
-    with pytest.raises(UserError, match="ends in its first line"):
+    with pytest.raises(UserError, match=r"ends in its first line or document, .* \(unexpected end of data: "):
+        read_capture(cut)
+    cut.write_bytes(b'{\n"resourceSpans": [\n{"scopeSpans": [{}]\n, {}]\n')
+    with pytest.raises(UserError, match=r"read \(unexpected character, .*: line 4 column 3 "):
         read_capture(cut)
 
 
