@@ -14,10 +14,10 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10163, 9300),
+    "trace": (10164, 9300),
     "remote": (1701, 1700),
     "watch": (1944, 1850),
-    "analyze": (19168, 15700),
+    "analyze": (19189, 15700),
     "measure": (3830, 3300),
     "engine": (2350, 2350),
     "plans": (933, 850),
@@ -28,13 +28,13 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "vllm, transformers, sglang": (4050, 4050),
     "debug, live": (3229, 3200),
     "tui": (5525, 5500),
-    "cli": (3225, 3100),
+    "cli": (3226, 3100),
     "serve": (1600, 1600),
     "page": (958, 700),
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70401, 64500),
+    "all": (70424, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
