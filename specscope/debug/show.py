@@ -105,8 +105,11 @@ def begun(session: Session) -> str:
 
 
 def tree(session: Session) -> str:
-    part = session.part
-    return "nothing has run yet" if part is None else draw_tree(part, session.history.vocabulary)
+    part, record = session.part, session.part_record
+    if part is None or record is None:
+        return "nothing has run yet"
+    which = f"of step {record.step}; a step is in progress, and node N shows its nodes:\n" if session.phase else ""
+    return which + draw_tree(part, session.history.vocabulary)
 
 
 def breakpoints(session: Session) -> str:

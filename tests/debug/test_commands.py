@@ -117,6 +117,7 @@ def test_phases_one_by_one(engine):
     assert "nodes drafted" in engine.run("step")
     assert "logits of" in engine.run("")  # an empty line repeats
     assert engine.session.phase == "forward"
+    assert engine.run("tree").startswith("of step 2; a step is in progress")
     engine.run("step 2")
     assert (engine.session.record.step, engine.session.phase) == (3, "")
 

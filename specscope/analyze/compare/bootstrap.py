@@ -3,8 +3,9 @@
 Steps of one request are alike, so whole requests are drawn, not steps. Both requests of a pair are drawn together,
 which takes the variation between prompts out of the difference. The interval is log(B / A) +- t * s, where s is the
 bootstrap's standard error times sqrt(n / (n - 1)): with a dozen requests, plain percentiles cover less than their
-nominal level. So no figure can drop by more than all of it. Where a side is 0, or a figure may be negative, the
-difference takes the logarithm's place, and ends where the figure does.
+nominal level. An end x of it is the difference 2 sqrt(A B) sinh(x / 2), which is B - A where x is log(B / A), and the
+same with its sign changed where the sides change places. Where a side is 0, or a figure may be negative, the difference
+takes the logarithm's place. It ends where either figure does.
 """
 
 from __future__ import annotations
@@ -159,14 +160,18 @@ def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False
     change = (math.log(b / a) if of_logs else b - a) if abs(b - a) > SAME else 0.0
     t = t_quantile((1 + LEVEL) / 2, degrees)
     seen = (t + NormalDist().inv_cdf(POWER)) * error
-    visible = a * math.expm1(seen) if of_logs else seen
+    ends = change - t * error, change + t * error, seen
+    low, high, visible = (2 * math.sqrt(a * b) * math.sinh(end / 2) if of_logs else end for end in ends)
     reach = math.inf if signed else max(a, 1 - a) if bare.percent else a
-    low, high = (a * math.expm1(end) if of_logs else end for end in (change - t * error, change + t * error))
+    if not signed:
+        low, high = max(low, -a), min(high, b)
+    if bare.percent:
+        low, high = max(low, b - 1), min(high, 1 - a)
     return replace(
         bare,
         difference=b - a if change else 0.0,
-        low=low if signed else max(low, 0.0 - a),
-        high=min(high, max(1 - a, b - a)) if bare.percent else high,
+        low=low,
+        high=high,
         p_value=t_two_sided(change / error, degrees) if error else float(not change),
         visible=visible if visible <= reach else None,
     )

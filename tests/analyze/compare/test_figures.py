@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.analyze.compare.bootstrap import FEWEST, Estimate, Ratio, marked, measured
+from specscope.analyze.compare.bootstrap import FEWEST, Estimate, Ratio, marked, measured, spanned
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.failif import counted, judge, parse
 from specscope.analyze.compare.figures import FIGURES
@@ -48,6 +48,18 @@ def test_intervals_cover(clusters):
     told = [estimate(ratio(rng, clusters, shift=0.05)) for _ in range(150)]
     missed = sum(not one.low <= 3 * 0.05 <= one.high for one in told)
     assert missed <= 15  # 7.5 are expected; more than 15 come in less than 1 % of such tests
+
+
+@pytest.mark.parametrize(("a", "b"), [(3.0, 1.2), (0.3, 0.9), (1.0, 1.0), (0.0, 0.4)])
+@pytest.mark.parametrize("percent", [False, True])
+def test_the_interval_is_mirrored_where_the_sides_change_places(a, b, percent):
+    if percent and a > 1:
+        a, b = a / 10, b / 10
+    one, other = (
+        spanned(Estimate("x", *sides, clusters=8, percent=percent), 0.3, of_logs=a > 0) for sides in ((a, b), (b, a))
+    )
+    assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
+    assert one.low <= one.difference <= one.high
 
 
 def test_too_few_requests_have_no_interval():
