@@ -27,6 +27,7 @@ from specscope.trace.history.stats import Acceptance, mean_tau
 from specscope.trace.history.totals import Undrafted, shares
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.params import NO_SEED
 from specscope.trace.record.privacy import NO_TOKEN, told_ids
 from specscope.trace.record.records import PHASES, FinalKind, RequestStep, StepRecord
 from specscope.trace.record.rules import is_own
@@ -463,7 +464,7 @@ def _phases(steps: Sequence[StepRecord]) -> list[PhaseTime]:
 
 def grouped(requests: Sequence[RequestReport]) -> dict[str, list[LabelGroup]]:
     """Requests by each of their labels, worst acceptance first."""
-    labels = sorted({label for request in requests for label in request.labels})
+    labels = sorted({label for request in requests for label in request.labels} - {NO_SEED[0]})
     return {label: _group(label, requests) for label in labels}
 
 

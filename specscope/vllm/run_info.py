@@ -16,6 +16,7 @@ from specscope.trace.inside.recorder import Known, ReadParams, Recorder, label, 
 from specscope.trace.record.params import FORM, LIMITING, SamplingParams, StructuredOutputs
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import Arrival, Ended
 
 # How vLLM's server begins the ids of requests; offline they are numbers
@@ -169,12 +170,17 @@ def _form(asked: Any) -> StructuredOutputs | None:
         return None
 
 
-def ended(end: Ended, info: RequestInfo, eos: tuple[int, ...]) -> RequestEnd:
-    """vLLM's end of a request. It calls both EOS and stop tokens `stop`; a stop string is an abort to EngineCore."""
+def ended(end: Ended, info: RequestInfo, eos: tuple[int, ...], vocabulary: Vocabulary) -> RequestEnd:
+    """vLLM's end of a request. It calls both EOS and stop tokens `stop`; a stop string is an abort to EngineCore.
+
+    Then it stands in the text, as far as that is known.
+    """
     reason = REASONS.get(end.reason, FinishReason.ERROR)
     if reason is FinishReason.STOP and end.output and end.output[-1] in eos and not end.stop:
         reason = FinishReason.EOS
     if reason is FinishReason.CANCELLED and info.params.stop:
-        reason = FinishReason.STOP
+        text = vocabulary.text(end.output)
+        stopped = not vocabulary.pieces or any(stop in text for stop in info.params.stop)
+        reason = FinishReason.STOP if stopped else reason
     error = end.reason if reason is FinishReason.ERROR else ""
     return RequestEnd(info, end.finished_ns, reason, "", np.array(end.output, np.int32), error)

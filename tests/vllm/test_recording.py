@@ -19,14 +19,14 @@ from specscope.trace.inside.chain import of_step, uniform
 from specscope.trace.inside.recorder import Recorder
 from specscope.trace.record.aggregate import Reason
 from specscope.trace.record.params import SamplingParams, unknown_limits
-from specscope.trace.record.records import FinalKind, FinishReason, Outcome, Preceded
+from specscope.trace.record.records import FinalKind, FinishReason, Outcome, Preceded, RequestInfo
 from specscope.trace.record.rules import is_lossy
 from specscope.trace.record.tree import Drawn
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sampling import ratio_keeps
-from specscope.vllm.run_info import known
-from specscope.vllm.scheduling import Arrival
+from specscope.vllm.run_info import ended, known
+from specscope.vllm.scheduling import Arrival, Ended
 from tests.trace.strategies import RUN
 from tests.vllm import small
 from tests.vllm.small import PROMPT, Request, Speculation, params, parts, record
@@ -337,6 +337,14 @@ def test_an_end_cuts_what_a_step_gives_out(reason, v2):
     assert {name: end.output.tolist() for name, end in ends.items()} == engine.outputs
     last = {part.request: part for part in parts(history)}
     assert any(part.emitted <= part.verdict.accepted for part in last.values())
+
+
+@pytest.mark.parametrize(("text", "reason"), [(b"the end", FinishReason.STOP), (b"abc", FinishReason.CANCELLED)])
+def test_an_abort_is_a_stop_where_the_stop_string_stands_in_the_text(text, reason):
+    info = RequestInfo("r0", 0, 0, "", np.zeros(1, np.int32), SamplingParams(stop=("end",)))
+    told = Ended("r0", 1, "abort", "", [5])
+    assert ended(told, info, (), Vocabulary({5: text})).reason is reason
+    assert ended(told, info, (), Vocabulary()).reason is FinishReason.STOP  # nothing tells it apart
 
 
 def test_vllm_s_own_output_settles_what_the_last_step_gave_out():

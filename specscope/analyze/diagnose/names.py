@@ -7,6 +7,7 @@ EXPLAINS tells them apart by what the wrong nodes or steps have in common. Nothi
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -271,12 +272,14 @@ def _keeps_rejected(visit: Visit) -> bool:
 def outputs(case: Case, check: Finding) -> list[Suspect]:
     """Outputs that are not what the steps emitted: another request's, or with tokens missing."""
     made = {name: [token for token, _ in request.output()] for name, request in case.history.requests.items()}
-    ends = ((one.id, one.end) for one in (case.visits[place].request for place in check.wrong.tolist()) if one.end)
-    others = ((end.output.tolist(), [text for name, text in made.items() if name != own]) for own, end in ends)
-    if swapped := sum(output in texts for output, texts in others):
+    wrong = {one.id: one.end for one in (case.visits[place].request for place in check.wrong.tolist()) if one.end}
+    pairs = [(end.output.tolist(), name) for name, end in wrong.items()]
+    if swapped := sum(output in (text for other, text in made.items() if other != name) for output, name in pairs):
         line = f"in {swapped:,} of these it is what another request's steps emitted"
         return [replace(said(check, Cause.ROWS_SWAPPED, Proof.ROWS, line), explained=swapped)]
-    return [said(check, Cause.TOKEN_LOST)]
+    # Where a single token is another, none is lost
+    lost = any(len(out) != len(made[name]) or sum(map(operator.ne, out, made[name])) > 1 for out, name in pairs)
+    return [said(check, Cause.TOKEN_LOST)] if lost else []
 
 
 def ends(case: Case, check: Finding) -> list[Suspect]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -132,6 +132,7 @@ def _emitted(account: Account) -> Looked:
     """What each step gave, and where it put the KV of what it gave."""
     last, end = account.visits[-1], account.visits[-1].request.end
     dropped = end is not None and end.reason in (FinishReason.CANCELLED, FinishReason.ERROR)  # while its step ran
+    dropped |= end is not None and end.reason is FinishReason.STOP and not account.ours  # found by another process
     for visit in account.visits:
         part, verdict, count = visit.part, visit.part.verdict, visit.part.emitted
         if verdict is None:
@@ -162,14 +163,18 @@ def _whole(account: Account) -> Looked:
     end, run = account.told_end, account.history.run
     if end is None or run is None:
         return
-    yield "outputs", last, _wrong_output(account, end)
+    parted, wrong = _wrong_output(account, end)
+    ends = accumulate(len(visit.part.output()) for visit in account.visits)
+    where = next((visit for visit, through in zip(account.visits, ends, strict=True) if through > parted), last)
+    yield "outputs", where, wrong
     own = run.ways.sends_empty and not len(end.output)  # the engine's own request
     told = run.tells_tokens and told_ids(end.output) is not None
     if end.info.params.is_known and not own and (told or end.reason is FinishReason.LENGTH):
         yield "ends", last, _wrong_end(account, end)
 
 
-def _wrong_output(account: Account, end: RequestEnd) -> str:
+def _wrong_output(account: Account, end: RequestEnd) -> tuple[int, str]:
+    """The token at which the output is wrong, and what is; "" where nothing is."""
     made = [token for visit in account.visits for token in visit.part.output()]
     output, allowed, count = told_ids(end.output), end.info.params.max_tokens, len(end.output)
     if output is None and len(made) == count:  # without token ids only the count can be checked
@@ -177,8 +182,9 @@ def _wrong_output(account: Account, end: RequestEnd) -> str:
     if made != output:
         lengths = f"the steps emitted {len(made)} tokens, the output has {count}"
         parted = (i for i, (a, b) in enumerate(zip(made, output or (), strict=False)) if a != b)
-        return lengths + ("" if output is None else f"; they part at token {next(parted, min(len(made), count))}")
-    return f"{count} tokens where {allowed} were allowed" if count > allowed else ""
+        at = min(len(made), count) if output is None else next(parted, min(len(made), count))
+        return at, lengths + ("" if output is None else f"; they part at token {at}")
+    return count, f"{count} tokens where {allowed} were allowed" if count > allowed else ""
 
 
 def _wrong_end(account: Account, end: RequestEnd) -> str:

@@ -313,6 +313,22 @@ def test_one_edit_of_a_record_is_convicted(runs, sound, name, run, change, words
     assert words in found.detail
 
 
+def test_an_output_token_that_is_another_is_placed_where_it_was_emitted_and_none_is_lost(runs):
+    request = next(each for each in runs["sampled"].requests.values() if len(each.steps) > 4)
+    through = sum(step.emitted for step in request.steps[:3])  # the first token of the fourth step
+    output = request.end.output.copy()
+    output[through] += 1
+    found = edits.rebuilt(
+        runs["sampled"],
+        lambda record: replace(
+            record,
+            finished=tuple(replace(e, output=output) if e.info.id == request.id else e for e in record.finished),
+        ),
+    )
+    assert str(check(found, "outputs").example) == f"{request.id}@{request.steps[3].index}"
+    assert Cause.TOKEN_LOST not in {suspect.cause for suspect in judged(found)[1].suspects}
+
+
 def test_a_token_lost_at_a_preemption(runs):
     """What comes back has one token less than was committed."""
 
@@ -376,6 +392,22 @@ def test_with_replacement_q_stays(runs):
 def of_vllm(history, **fields):
     """The history, said to be another engine's."""
     return edits.rebuilt(history, versions={"vllm": "0.33"}, **fields)
+
+
+def test_the_last_step_of_a_request_that_another_process_stopped_may_give_nothing(runs):
+    """As of vLLM, whose front end finds stop strings while the next step runs."""
+    ended = edits.rebuilt(of_vllm(runs["sampled"]), ending(reason=FinishReason.STOP))
+    request = next(each for each in ended.requests.values() if each.end.reason is FinishReason.STOP)
+    last = request.steps[-1]
+
+    def thrown_away(part):
+        return replace(part, emitted=0) if (part.request, part.index) == (last.request, last.index) else None
+
+    def without(end):
+        return end.output[: len(end.output) - last.emitted]
+
+    history = edits.rebuilt(changed(ended, thrown_away), ending(output=without))
+    assert "tokens emitted" not in failed(history)
 
 
 def test_a_token_outside_the_draft_vocabulary_is_found(runs, monkeypatch):
