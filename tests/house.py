@@ -17,7 +17,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (10164, 9300),
     "remote": (1701, 1700),
     "watch": (1944, 1850),
-    "analyze": (19189, 15700),
+    "analyze": (19204, 15700),
     "measure": (3830, 3300),
     "engine": (2350, 2350),
     "plans": (933, 850),
@@ -25,8 +25,8 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "model": (3043, 2800),
     "kernels": (2200, 2200),
     "inside": (1850, 1850),
-    "vllm, transformers, sglang": (4050, 4050),
-    "debug, live": (3229, 3200),
+    "vllm, transformers, sglang": (4054, 4050),
+    "debug, live": (3232, 3200),
     "tui": (5525, 5500),
     "cli": (3226, 3100),
     "serve": (1600, 1600),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70424, 64500),
+    "all": (70449, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
