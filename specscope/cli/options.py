@@ -323,14 +323,15 @@ def read_specs(
     """
     try:
         specs = prompt_specs(prompts, file, PromptSpec("", params, **how), lambda x: say(f"specscope: {x}"), **more)
+        asked = ((spec.params.structured_outputs, spec.place) for spec in reversed(specs))
+        if forms := {form: "" if form == params.structured_outputs else place for form, place in asked if form}:
+            from specscope.speculate.structured.compiler import check_forms
+
+            check_forms(forms)
     except UserError as error:
         if privacy is Privacy.EVERYTHING:
             raise
         raise UserError(re.sub(r"'[^']*'|\"[^\"]*\"", "a value that is not shown", str(error))) from None
-    if any(spec.params.structured_outputs is not None for spec in specs):
-        from specscope.speculate.structured.compiler import check_forms
-
-        check_forms(spec.params.structured_outputs for spec in specs)
     return specs
 
 

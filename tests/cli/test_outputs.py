@@ -151,7 +151,8 @@ def test_every_form_is_looked_at_before_a_model_is(form, tmp_path):
     out = tmp_path / "new.jsonl"
     code, _, err = run_here(["capture", str(tmp_path / "p.txt"), "-o", str(out), "--target", "/no/such", *form])
     assert (code, out.exists()) == (2, False)
-    assert err.startswith("specscope: error: structured_outputs: " + ("" if form else "regex cannot be used: "))
+    place = "" if form else f"{tmp_path}/p.txt, line 20: "
+    assert err.startswith(f"specscope: error: {place}structured_outputs: " + ("" if form else "regex cannot be used: "))
 
 
 FAILED = "1 of 2 requests failed: structured_outputs: regex cannot be used: "

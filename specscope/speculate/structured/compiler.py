@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -230,16 +230,19 @@ class Grammars:
         return GrammarState(matcher, len(self.tokens.pieces), self.tokens.never - silent)
 
 
-def check_forms(forms: Iterable[StructuredOutputs | None]) -> None:
+def check_forms(forms: Mapping[StructuredOutputs, str]) -> None:
     """Refuse what no model could hold to, before one is loaded: a vocabulary of single bytes can write any text.
 
-    Raises UserError.
+    `forms`: with the place of each in a file, "" for none. Raises UserError.
     """
     letters = GrammarTokens("bytes", (*(bytes([byte]) for byte in range(256)), b""), (256,), frozenset({256}))
-    for form in dict.fromkeys(form for form in forms if form is not None):
+    for form, place in forms.items():
         library()
-        check_form(form)
-        _compile(letters, form)
+        try:
+            check_form(form)
+            _compile(letters, form)
+        except UserError as error:
+            raise UserError(f"{place}: {error}" if place else str(error)) from None
 
 
 def _compile(tokens: GrammarTokens, form: StructuredOutputs) -> str:
