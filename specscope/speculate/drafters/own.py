@@ -32,7 +32,7 @@ NEAR_ONE = 1e-3  # a sum of probabilities is, of any float dtype
 class DrafterSetup:
     """What a drafter of your own is told when it is made."""
 
-    target: LoadedModel  # its `model` is the transformers model; vocab_size, max_context, device, dtype
+    target: LoadedModel  # its embedding and output modules; vocab_size, max_context, device, dtype
     tokenizer: Any  # of transformers
     plan: TreePlan  # of --tree; a chain of 5 where it was not given
     draft_model: str | None  # --draft-model, as it was given

@@ -162,6 +162,25 @@ class Honest(Scribbler):
     commit, observe = specscope.Drafter.commit, specscope.Drafter.observe
 
 
+class Embedded(Honest):
+    """Its model is the target's first and last module."""
+
+    def __init__(self, setup):
+        self.target, self.config = setup.target, setup.target.model.config
+
+    def logits(self, paths):
+        last = torch.tensor([path[-1] if path else 5 for path in paths], device=self.target.device)
+        assert self.target.embedding(last).shape[1] == self.config.hidden_size
+        return self.target.output(self.target.embedding(last))
+
+
+def test_it_may_use_the_targets_embedding_and_output(tiny):
+    """As docs/python.md says; the model as a whole cannot be called."""
+    engine, (first, _) = generated(tiny, Embedded)
+    assert first.steps[1].tree.max_depth == 2
+    assert first.token_ids == generated(tiny, "none")[1][0].token_ids
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_what_a_drafter_writes_changes_nothing(tiny, temperature):
     """Neither what a request comes to, which was another text, nor what its steps tell of it."""
