@@ -176,7 +176,7 @@ class Embedded(Honest):
 
 def test_it_may_use_the_targets_embedding_and_output(tiny):
     """As docs/python.md says; the model as a whole cannot be called."""
-    engine, (first, _) = generated(tiny, Embedded)
+    _, (first, _) = generated(tiny, Embedded)
     assert first.steps[1].tree.max_depth == 2
     assert first.token_ids == generated(tiny, "none")[1][0].token_ids
 
