@@ -121,6 +121,7 @@ def notes_of(history: History, requests: Sequence[RequestReport], loops: Loops) 
     unverified = sum(part.method.unverified for part in parts if part.method is not None)
     told = (
         (history.without_steps, history.figures_note),
+        (history.others, f"{plural(history.others, 'span')} of other services skipped"),
         (history.run is None, "the run's header is missing: its model and settings are unknown"),
         (lost, f"{plural(lost, 'record')} missing: counts are too low, and ratios cover what is left"),
         (

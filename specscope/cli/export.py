@@ -20,7 +20,7 @@ from specscope.trace.files import CAPTURE, PAGE, Existing, check_output
 from specscope.trace.history.wording import plural
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.stored import CaptureSource, as_runs, every_run
+from specscope.trace.stored import CaptureSource, as_runs
 from specscope.trace.wire.reading import read_capture, split_file
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def _write_page(
     from specscope.page.write import write_page
 
     files = as_runs(list(dict.fromkeys(file for file, _ in named)))
-    files = files if len(files) == 2 else [run for file in files for run in every_run(file)]
     if len(files) > 2:
         raise UserError(f"{output} takes one capture, or two that are compared: {len(files)} were given")
     if len(files) == 2 and (place := next((place for _, place in named if place), "")):
@@ -143,11 +142,11 @@ def _write_tables(named: Sequence[tuple[str, str]], folder: str, privacy: Privac
 
 
 def _write_part(named: Sequence[tuple[str, str]], output: str, privacy: Privacy, existing: Existing) -> None:
-    file = named[0][0]
-    for other, _ in named:
-        if other != file:
-            raise UserError(f"{other} and {file} are different captures: {output} takes parts of one capture")
-    check_output(output, "-o", (file,), CAPTURE, existing)
+    inputs = list(dict.fromkeys(file for file, _ in named))
+    file, *others = as_runs(inputs)
+    if others:
+        raise UserError(f"{others[0]} and {file} are different captures: {output} takes parts of one capture")
+    check_output(output, "-o", inputs, CAPTURE, existing)
     history = read_shown(file, "exported in part").history
     first = next(iter(history.requests), "r3")
     is_part = isinstance(file, CaptureSource) and len(history.requests) == 1  # a store's trace of a request

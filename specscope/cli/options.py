@@ -37,7 +37,7 @@ from specscope.trace.record.params import LONGEST_SCHEMA, SamplingParams, Struct
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, StoreAddress
-from specscope.trace.wire.outputs import OutputOptions, check_metrics_port
+from specscope.trace.wire.outputs import ENDPOINTS, OutputOptions, check_metrics_port, named_endpoint
 from specscope.trace.wire.sampling import read_ratio
 from specscope.trace.wire.spans import SpanLevel
 
@@ -161,7 +161,6 @@ FIGURES = X(*RECORDED.takes, What.PAGE)  # of a metrics page, one reading
 PROMPT = X(What.INPUT, What.RECORDING, What.FILE, What.WORDS)  # of a recording, whoever reads prompts says what it is
 DEBUGGED = X(*PROMPT.takes, What.TRACE, What.SOCKET, place=True)
 WATCHED = X(What.PAGE, What.INPUT, What.RECORDING, What.FILE, What.MISSING, What.WORDS)
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -171,6 +170,11 @@ class Option(click.Option):
     def __init__(self, *names: Any, group: str = "", usual: bool = True, **how: Any) -> None:  # noqa: ANN401
         super().__init__(*names, **how)
         self.group, self.usual = group, usual
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """What holds the value that is wrong: its flag, or its variable."""
+        by_variable = ctx is not None and ctx.get_parameter_source(self.name or "") is ParameterSource.ENVIRONMENT
+        return f"{self.envvar}" if by_variable else super().get_error_hint(ctx)
 
 
 def flag(spelled: str, about: str, kind: Any = None, **how: Any) -> Callable[[F], F]:  # noqa: ANN401
@@ -374,7 +378,7 @@ def output_settings(
             checked_endpoint(os.environ[name], name)
     if (port := flags.pop("metrics_port", None)) is not None:
         check_metrics_port(port)
-    sent = endpoint is not None or any(map(os.environ.get, ENDPOINTS))
+    sent = endpoint is not None or named_endpoint() is not None
     return OutputOptions(
         ratio=asked_ratio(flags.pop("ratio", None), sent=sent),
         capture=capture,

@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from specscope.errors import UserError
 from specscope.trace.checked import checked_url, without_login
 from specscope.trace.files import BROKEN, open_plain
-from specscope.trace.kinds import start_of
+from specscope.trace.kinds import OTLP_PROTOBUF, kind_of, start_of
 
 PIECE, LONGEST_NAME = 2**20, 2**11  # bytes of a file that are looked at together; that a run's name is within
 
@@ -124,7 +124,9 @@ def every_run(capture: str | os.PathLike[str]) -> list[str]:
         if not source.run and not source.first_run and all(file.is_file() for file in source.files):
             runs: dict[str, None] = {}
             for file in source.files:
+                is_protobuf = kind_of(start_of(file)) is OTLP_PROTOBUF
                 with open(file, "rb") as raw, open_plain(raw, str(file)) as content:
+                    runs |= _in_messages(content, str(file)) if is_protobuf else {}
                     tail = b""
                     while piece := content.read(PIECE):
                         runs |= dict.fromkeys(runs_in(tail + piece))
@@ -132,6 +134,17 @@ def every_run(capture: str | os.PathLike[str]) -> list[str]:
             if len(runs) > 1:
                 return [CaptureSource(f"{source} (run {run[:12]})", *source.files, run=run) for run in runs]
     return [capture if isinstance(capture, str) else os.fspath(capture)]
+
+
+def _in_messages(content: BinaryIO, name: str) -> dict[str, None]:
+    """The runs of a file of OTLP protobuf, whose messages may each be compressed."""
+    from specscope.trace.wire.otlp_proto import messages
+
+    found: list[str] = []
+    for _, held in messages(content, name, lambda *_: None):
+        told = () if isinstance(held, bytes) else (resource.get("specscope.run.id") for resource, _ in held)
+        found += runs_in(held) if isinstance(held, bytes) else [run for run in told if isinstance(run, str)]
+    return dict.fromkeys(found)
 
 
 def as_runs(captures: Sequence[str]) -> list[str]:

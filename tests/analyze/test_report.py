@@ -18,6 +18,7 @@ from specscope.trace.history.stats import Acceptance, mean_tau
 from specscope.trace.history.totals import Undrafted
 from specscope.trace.record.records import Absent
 from specscope.trace.record.vocabulary import printable
+from specscope.trace.wire.reading import read_capture
 from tests.analyze.edits import sample
 from tests.analyze.histories import RUN, end, history, info, record, small, step
 from tests.analyze.texts import KEPT, TEXTS, page
@@ -37,6 +38,12 @@ def rows(report, width=80):
 def test_a_text_is_what_it_was(name):
     """Where a change is meant: `python -m tests.analyze.texts`."""
     assert TEXTS[name]() == (KEPT / f"{name}.txt").read_text()
+
+
+def test_spans_of_other_services_are_counted():
+    read = read_capture(KEPT.parent / "vllm" / "spans.jsonl").history
+    assert "17 spans of other services skipped" in build_report(read, source="x").warnings
+    assert not any("other services" in line for line in build_report(small(), source="x").warnings)
 
 
 def test_why_steps_drafted_nothing():

@@ -15,7 +15,7 @@ from specscope.errors import UserError
 from specscope.speculate.structured import compiler
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
-from specscope.trace.wire.outputs import OutputOptions, Outputs
+from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from specscope.whole_file import write_whole
@@ -26,7 +26,7 @@ from tests.support.samples import PLANTED
 from tests.trace.strategies import RUN
 from tests.waiting import HANG_SECONDS
 
-BAD = {"regex": "("}
+BAD, HTTP = {"regex": "("}, "http/protobuf"
 
 
 @pytest.fixture
@@ -77,6 +77,33 @@ def test_a_failed_start_leaves_files_as_they_were(name, old, capture, tmp_path, 
             assert (code, why in err, err.count("\n")) == (2, True, 1), err
     assert old.read_bytes() == before
     assert not (tmp_path / "new.jsonl").exists()
+
+
+def test_opentelemetrys_variables_switch_off_what_its_endpoint_asks_for(monkeypatch):
+    def sends(endpoint=None):
+        opened = Outputs(OutputOptions(None, endpoint, HTTP, SpanLevel.TREES, None), Bus(), RUN, Vocabulary(), None)
+        opened.close()
+        return opened._spans is not None
+
+    assert not sends()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    assert sends()
+    for name, value in (("OTEL_SDK_DISABLED", "True"), ("OTEL_TRACES_EXPORTER", "none")):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            assert not sends()
+            assert sends("http://127.0.0.1:1")  # a flag wins
+            changed.setenv(name, "otlp")
+            assert sends()
+
+
+def test_a_variable_with_a_bad_value_is_named(monkeypatch):
+    monkeypatch.setenv("SPECSCOPE_NO_TOKENS", "banana")
+    code, _, err = run_here(["export", PLANTED, "-o", "x.html"])
+    assert (code, err.count("\n")) == (2, 1)
+    assert "Invalid value for SPECSCOPE_NO_TOKENS: 'banana' is not" in err
+    monkeypatch.delenv("SPECSCOPE_NO_TOKENS")
+    assert "Invalid value for '--findings': 'x'" in run_here(["export", PLANTED, "-o", "x.html", "--findings=x"])[2]
 
 
 def test_a_place_that_cannot_be_written_is_said_and_no_empty_file_is_left(old, capture, engine, tmp_path):

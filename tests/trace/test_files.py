@@ -25,6 +25,7 @@ from tests.support.commands import run_here, said, specscope
 from tests.support.samples import PLANTED
 from tests.trace.damage import spans_of
 from tests.trace.strategies import RUN
+from tests.trace.wrappings import WRAPPINGS
 
 
 def test_a_file_within_the_limit_is_read_and_one_beyond_it_is_not(tmp_path):
@@ -242,6 +243,16 @@ def test_of_several_runs_in_a_file_one_can_be_named_and_report_takes_all(two):
     assert "(run ffffffffffff)" in specscope("report", two, COLUMNS="200").stdout
     assert "Figures" in specscope("compare", two).stdout
     assert "has no run abc; there are: " in specscope("verify", two, "--run", "abc").stderr
+    assert (
+        "holds more than one run: add --run ID" in run_here(["export", two, "-o", str(Path(two).parent / "a.html")])[2]
+    )
+
+
+@pytest.mark.parametrize("form", ["protobuf", "proto of the file exporter", "compressed proto", "compressed JSON"])
+def test_runs_in_what_a_collector_writes_are_found_by_their_first_characters(two, form):
+    Path(two).write_bytes(WRAPPINGS[form](lines(Path(two))))
+    assert [each.run[:4] for each in every_run(two)] == [read_capture(SAMPLE).history.run.run_id[:4], "ffff"]
+    assert run_here(["verify", two, "--run", "ffff"])[0] == run_here(["verify", str(SAMPLE)])[0]
 
 
 def test_files_of_one_run_are_one_run_in_whatever_order(tmp_path):
@@ -252,6 +263,12 @@ def test_files_of_one_run_are_one_run_in_whatever_order(tmp_path):
     assert reader.history.steps == read_capture(TRACES / "ngram.jsonl").history.steps
     assert (reader.warnings, reader.progress) == ([], 1.0)
     assert len(as_runs([str(SAMPLE), str(TRACES / "ngram.jsonl")])) == 2
+    out = str(tmp_path / "part.jsonl")
+    assert run_here(["export", *(f"{part}#r1" for part in parts), "-o", out])[0] == 0
+    (request,) = read_capture(out).history.requests.values()
+    assert request.steps == reader.history.requests["r1"].steps
+    taken = run_here(["export", *(f"{part}#r1" for part in parts), "-o", parts[0]])
+    assert (taken[0], "would overwrite the input" in taken[2]) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["parents", "request.params", "run.versions", "run.params"])

@@ -6,6 +6,7 @@ The engine appends a record and goes on; threads of their own hand records to th
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 import threading
 import time
@@ -55,6 +56,17 @@ def check_metrics_port(port: int) -> None:
         from specscope.trace.metrics import port_taken
 
         raise port_taken("127.0.0.1", port) from None
+
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def named_endpoint() -> str | None:
+    """The endpoint that variables name; None also where OpenTelemetry's own variables switch sending off."""
+    off = {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "none"}
+    if any(os.environ.get(name, "").strip().lower() == value for name, value in off.items()):
+        return None
+    return next(filter(None, map(os.environ.get, ENDPOINTS)), None)
 
 
 class Outputs:
@@ -109,9 +121,9 @@ class Outputs:
             raise
 
     def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
-        from specscope.trace.wire.sending import Sender, SpanSink, variable
+        from specscope.trace.wire.sending import Sender, SpanSink
 
-        if options.level is SpanLevel.OFF or (options.otlp_endpoint is None and not variable("ENDPOINT")):
+        if options.level is SpanLevel.OFF or (options.otlp_endpoint is None and named_endpoint() is None):
             return
         try:
             sender = Sender(options.otlp_endpoint, options.otlp_protocol)

@@ -62,10 +62,10 @@ class OtlpEndpoint:
 
     def __init__(self, address: str | None, protocol: str | None) -> None:
         """None leaves it to the OTEL_EXPORTER_OTLP_* variables. Raises UserError and ValueError."""
-        if address is not None and "://" not in address:
-            address = f"http://{address}"
-        text = address or variable("ENDPOINT") or "localhost"
-        url = urlsplit(text if "://" in text else f"http://{text}")
+        if "://" not in (text := address or variable("ENDPOINT") or "http://localhost"):
+            is_secure = address is None and (variable("CERTIFICATE") or variable("INSECURE") == "false")
+            text = address = f"http{'s' * bool(is_secure)}://{text}"
+        url = urlsplit(text)
         is_path = url.path.rstrip("/").endswith("/v1/traces")
         kind = protocol or variable("PROTOCOL") or PROTOCOLS[address is not None and (is_path or url.port == 4318)]
         if kind not in PROTOCOLS:
@@ -150,6 +150,22 @@ def failure_of(status: object, details: str, where: str) -> NotSent:
 
 def variable(name: str) -> str | None:
     return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}")
+
+
+_PAIRS = r"(\s*[^=,\s]+\s*=[^,]*(,|$))*", "NAME=VALUE,NAME=VALUE"
+READABLE = {  # variables whose values exporters and the SDK leave out without a word: how they are written
+    "OTEL_EXPORTER_OTLP_HEADERS": _PAIRS,
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS": _PAIRS,
+    "OTEL_RESOURCE_ATTRIBUTES": _PAIRS,
+    "OTEL_EXPORTER_OTLP_COMPRESSION": ("(?i)|none|gzip|deflate", "gzip"),
+}
+
+
+def unread() -> list[str]:
+    """A line on each variable that cannot be read, without its value, which may be secret."""
+    values = [(name, os.environ.get(name, ""), *how) for name, how in READABLE.items()]
+    bad = [(name, form) for name, value, pattern, form in values if not re.fullmatch(pattern, value.strip())]
+    return [f"{name} cannot be read, so it is left out: write {form}" for name, form in bad]
 
 
 QUEUED = 2048  # spans that wait, as in the SDK's own processor
@@ -339,7 +355,8 @@ class SpanSink:
         return "" if self.sampler is None else self.sampler.text
 
     def losses(self) -> list[str]:
-        return [f"{plural(count, 'span')} not sent: {why}" for why, count in self._sender.lost.most_common()]
+        lost = self._sender.lost.most_common()
+        return [*unread(), *(f"{plural(count, 'span')} not sent: {why}" for why, count in lost)]
 
     def flush(self) -> None:
         if self._batch:

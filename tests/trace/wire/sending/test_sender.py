@@ -173,6 +173,36 @@ def test_a_login_that_cannot_be_sent_is_refused(address, monkeypatch):
         assert "secret" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
+def test_a_variable_without_http_is_taken_like_the_flag(name, monkeypatch):
+    with Endpoint(200) as endpoint:
+        monkeypatch.setenv(name, endpoint.host)
+        sender = Sender(None, HTTP)
+        sender.put(batch(1))
+        ends(sender.close)
+        assert not sender.lost
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "false")  # where it asks for TLS it gets no plain text
+    made = Sender(None, HTTP)
+    assert made._endpoint.exporter._endpoint == f"https://{endpoint.host}/v1/traces"
+    ends(made.close)
+
+
+READ = {"HEADERS": "a=b, c = d=e,", "TRACES_HEADERS": "authorization=Basic%20x", "COMPRESSION": "GZIP"}
+
+
+def test_variables_that_cannot_be_read_are_named_without_their_values(monkeypatch):
+    for name, value in READ.items():
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "")
+    assert sending.unread() == []
+    for name in (*(f"OTEL_EXPORTER_OTLP_{name}" for name in READ), "OTEL_RESOURCE_ATTRIBUTES"):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, "secret")
+            (line,) = sending.unread()
+            assert line.startswith(f"{name} cannot be read, so it is left out: write ")
+            assert "secret" not in line
+
+
 @both
 def test_one_that_says_nothing_holds_nobody(protocol, monkeypatch):
     monkeypatch.setattr(sending, "UNKNOWN", 0.1)
