@@ -14,10 +14,10 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10164, 9300),
+    "trace": (10206, 9300),
     "remote": (1701, 1700),
     "watch": (1944, 1850),
-    "analyze": (19204, 15700),
+    "analyze": (19205, 15700),
     "measure": (3830, 3300),
     "engine": (2350, 2350),
     "plans": (933, 850),
@@ -28,13 +28,13 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "vllm, transformers, sglang": (4054, 4050),
     "debug, live": (3232, 3200),
     "tui": (5525, 5500),
-    "cli": (3227, 3100),
+    "cli": (3230, 3100),
     "serve": (1600, 1600),
     "page": (958, 700),
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70453, 64500),
+    "all": (70499, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
