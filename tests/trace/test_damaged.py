@@ -55,7 +55,6 @@ FAULTS = {
     "path too deep": ({"specscope.verdict.path": [0, 9], "specscope.accepted": 2}, "not a path of accepted nodes"),
     "no final token": ({"specscope.final.token": None}, "specscope.final.token"),
     "final kind": ({"specscope.final.kind": "luck"}, "Invalid enum value 'luck'"),
-    "emitted too much": ({"specscope.emitted": 2**30}, "`specscope.emitted`"),
     "text one short": ({"specscope.tree.text": ["a"]}, "`specscope.tree.text` holds 1 texts for 3 tokens"),
     "text not escaped": ({"specscope.tree.text": ["\\xzz", "a", "b"]}, "`specscope.tree.text` is not escaped"),
     "forced nowhere": ({"specscope.forced": [7]}, "`specscope.forced` names node 7 of 2"),

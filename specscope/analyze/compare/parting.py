@@ -41,14 +41,14 @@ class PartingCause(StrEnum):
         return made
 
     PARAMETERS = "parameters", StepStage.SAMPLING, "the sampling parameters differ", "harmless"
-    END = "end", None, "one output ends where the other continues", "harmless"
+    END = "end", None, "one output, or its file, ends where the other continues", "harmless"
     SEED = "seed", None, "the seeds differ", "harmless"
     ROUNDING = "rounding", None, "at a near tie: rounding alone explains it", "harmless"
     TARGET = "target", StepStage.TARGET, "the target's probabilities differ at the same context", "suspect"
     CUT = "cut", None, "top-k, top-p or min-p left other tokens: rounding at the edge, or another rule"
     CHOICE = "choice", None, "the target chose another token; whether it was a near tie is not recorded"
     DRAFTER = "drafter", StepStage.DRAFTER, "the drafter's q differs at the same context", "suspect"
-    DRAFTS = "drafts", None, "other tokens were drafted, so sampling used other coins", "harmless"
+    DRAFTS = "drafts", None, "other tokens were drafted, so others were tried", "harmless"
     COIN = "coin", StepStage.COINS, "the coins differ, though seed and position are the same", "suspect"
     RULE = "rule", StepStage.COINS, "another rule of verification: the same p, q and coins decide otherwise", "harmless"
     VERDICT = "verdict", StepStage.VERDICT, "p, q and coin are the same, but the verdict differs", "suspect"

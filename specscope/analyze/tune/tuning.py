@@ -273,7 +273,7 @@ def _notes(data: Recorded, plan: TreePlan | None, costs: Costs | None) -> list[s
     if is_own(data.run.rule):
         lines.append(f"the rule is {data.run.rule}: other trees are judged as the standard rule accepts")
     if costs is None:
-        why = "--no-costs was given" if data.run.is_ours else "give --costs FILE to add them"
+        why = "none were measured" if data.run.is_ours else "give --costs FILE to add them"
         lines.append(f"no costs ({why}): trees of a size are compared by acceptance alone")
     elif costs.most_rows < costs.batch * (1 + candidates.largest):
         lines.append(f"steps of more than {costs.most_rows} rows were not measured: their costs continue the line")

@@ -59,11 +59,13 @@ def why_undrafted(run: RunInfo | None, record: StepRecord, part: RequestStep) ->
         return Undrafted.NO_DRAFTER if run is not None and drafter in ("", "none") else Undrafted.OFF
     if part.form is not None and part.form.pruned:
         return Undrafted.FORM
-    if part.sizing:  # ours: an adaptive tree; vLLM's: drafts that were not valid
-        return Undrafted.FORM if not ours else Undrafted.COST if part.notes is None else Undrafted.NOT_KEPT
+    first = part.preceded in (Preceded.PREFILL, Preceded.PREEMPTION) or part.prefill_tokens > 0
+    if part.sizing and ours:  # of an adaptive tree
+        return Undrafted.COST if part.notes is None else Undrafted.NOT_KEPT
+    if part.sizing and not first:  # vLLM's: drafts that were not valid. Behind a preemption it has none, and fills up
+        return Undrafted.FORM
     if record.budget == 0 or (part.method is not None and part.method.unverified):
         return Undrafted.BUDGET
-    first = part.preceded in (Preceded.PREFILL, Preceded.PREEMPTION) or part.prefill_tokens > 0
     if run is not None and first and (run.aux_layers or not ours):  # a head waits for the target's hidden states
         return Undrafted.PROMPT
     if run is not None and 0 < run.max_context <= part.position + 1 + _deepest(drafter, run.tree):

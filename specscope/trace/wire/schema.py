@@ -320,10 +320,6 @@ def _check(packed: PackedParts, spans: Sequence[OfDecodeStep], n: Longs, accepte
         says = np.array([getattr(span, name) for span in spans])
         if (wrong := says != holds).any():
             raise DamagedError(f"`specscope.{name}` is {says[wrong][0]}, the arrays hold {holds[wrong][0]}")
-    emitted = packed.held[""].numbers["emitted"]
-    if (wrong := emitted > accepted + 1).any():
-        few = accepted[wrong][0] + 1
-        raise DamagedError(f"`specscope.emitted` is {emitted[wrong][0]}, only {few} were committed")
     for span, nodes in zip(spans, n.tolist(), strict=True):
         if span.text and len(span.text) != nodes + 1:
             raise DamagedError(f"`specscope.tree.text` holds {len(span.text)} texts for {nodes + 1} tokens")
