@@ -233,6 +233,19 @@ def test_invalid_drafts_are_left_out_and_counted(engine):
             assert part.verdict.final_p == pytest.approx(float((left / left.sum())[part.verdict.token]), rel=1e-4)
 
 
+def test_coins_of_0_were_tossed(monkeypatch):
+    """As a dead generator gives them: every draft is accepted."""
+
+    def generate_uniform_probs(count, *_):
+        return torch.zeros(count, dtype=torch.float64)
+
+    monkeypatch.setattr(small, "generate_uniform_probs", generate_uniform_probs)
+    history, _, _ = record(requests((1.0, 0.9)), SAMPLED)
+    verdicts = [part.verdict for part in parts(history)]
+    assert all((verdict.coin[verdict.outcome != Outcome.UNTRIED] > 0).all() for verdict in verdicts)
+    assert "coins unequal" in failed(history)
+
+
 @pytest.mark.parametrize("engine", [{}, {"gather": nullcontext}, {"v2": True}], ids=["V1", "a device", "V2"])
 @pytest.mark.parametrize("speculation", [Speculation(), SAMPLED], ids=["drafts greedy", "drafts sampled"])
 def test_what_is_no_number_stays_none(speculation, engine):

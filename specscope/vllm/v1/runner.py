@@ -111,7 +111,7 @@ class RunnerHooks:
     def _uniform_probs(self, call: HookedCall) -> Any:
         coins = call()
         if self._call is not None:
-            self._call.coins = coins.clone()  # some rules overwrite them
+            self._call.coins = coins.clamp(min=2.0**-60)  # a copy: some rules overwrite them. 0 stands for no coin
         return coins
 
     def _plain(self, call: HookedCall) -> Any:
