@@ -64,7 +64,7 @@ def test_short_forms():
         ("dynamic:", "write dynamic:NODES,depth=D,top=K"),
         ("dynamic:24,top=4,depth=6", "write dynamic:NODES,depth=D,top=K"),
         ("dynamic:24,width=4", "write dynamic:NODES,depth=D,top=K"),
-        ("dynamic:0", "draft tokens must be 2 or more, not 1"),
+        ("dynamic:0", "nodes must be between 1 and 256, not 0"),
         (f"dynamic:{MAX_NODES + 1}", "nodes must be between 1 and 256, not 257"),
         ("dynamic:24,depth=0", "depth must be between 1 and 32, not 0"),
         (f"dynamic:200,depth={MAX_DEPTH + 1}", "depth must be between 1 and 32, not 33"),

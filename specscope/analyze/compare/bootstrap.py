@@ -51,6 +51,7 @@ class Estimate:
     percent: bool = False  # whether it is a share
     unit: str = "request"  # what a cluster is
     without_interval: str = ""  # why there is none, where more data would not help
+    relative: tuple[float, float] | None = None  # the interval of B / A - 1, where it is one of logarithms
 
     @property
     def nonzero(self) -> bool:
@@ -160,8 +161,9 @@ def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False
     change = (math.log(b / a) if of_logs else b - a) if abs(b - a) > SAME else 0.0
     t = t_quantile((1 + LEVEL) / 2, degrees)
     seen = (t + NormalDist().inv_cdf(POWER)) * error
-    ends = change - t * error, change + t * error, seen
-    low, high, visible = (2 * math.sqrt(a * b) * math.sinh(end / 2) if of_logs else end for end in ends)
+    visible = a * math.expm1(seen) if of_logs else seen
+    ends = change - t * error, change + t * error
+    low, high = (2 * math.sqrt(a * b) * math.sinh(end / 2) if of_logs else end for end in ends)
     reach = math.inf if signed else max(a, 1 - a) if bare.percent else a
     if not signed:
         low, high = max(low, -a), min(high, b)
@@ -174,6 +176,7 @@ def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False
         high=high,
         p_value=t_two_sided(change / error, degrees) if error else float(not change),
         visible=visible if visible <= reach else None,
+        relative=(math.expm1(ends[0]), math.expm1(ends[1])) if of_logs else None,
     )
 
 
