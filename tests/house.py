@@ -17,7 +17,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (10204, 9300),
     "remote": (1701, 1700),
     "watch": (1944, 1850),
-    "analyze": (19205, 15700),
+    "analyze": (19211, 15700),
     "measure": (3830, 3300),
     "engine": (2350, 2350),
     "plans": (933, 850),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70497, 64500),
+    "all": (70503, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
