@@ -166,14 +166,12 @@ def _settings(text: str) -> tuple[str, str]:
     part = next((part for part in parts if isinstance(part, dict) and part.keys() & {*CHOICES, *DEPTHS}), {})
     if len(trees := [key for key in CHOICES if part.get(key)]) > 1:
         raise UserError(f"there are two trees, {' and '.join(trees)}: leave one")
-    if ONE_MODEL in part and DEPTHS[0] in part and (part[ONE_MODEL] or not trees):
-        return str(part[DEPTHS[0]]), f"TensorRT-LLM's {DEPTHS[0]}: with {ONE_MODEL} it drafts a chain"
+    if (depth := part.get(DEPTHS[0])) is not None and (part.get(ONE_MODEL) or not trees):
+        return str(depth), f"TensorRT-LLM's {DEPTHS[0]}, a chain{f': it has {ONE_MODEL}' * bool(part.get(ONE_MODEL))}"
     if trees == [ADJACENCY]:
         return _adjacent(part[ADJACENCY]), f"SAMD's {ADJACENCY}"
     if trees:
         return str(part[trees[0]]), f"TensorRT-LLM's {trees[0]}"
-    if DEPTHS[0] in part:
-        return str(part[DEPTHS[0]]), f"TensorRT-LLM's {DEPTHS[0]}, a chain"
     return (json.dumps(part, default=str) if part else text), ""
 
 

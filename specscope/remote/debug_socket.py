@@ -252,7 +252,5 @@ def _connect(path: str) -> socket.socket:
     except OSError as error:
         made.close()
         why = "there is no such socket" if not os.path.exists(path) else (error.strerror or str(error)).lower()
-        raise UserError(
-            f"cannot attach to {path}: {why}. specscope serve --debug-socket and specscope vllm --debug open one"
-        ) from None
+        raise UserError(f"cannot attach to {path}: {why}. serve --debug-socket and vllm --debug open one") from None
     return made

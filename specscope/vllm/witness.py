@@ -173,8 +173,8 @@ class Witness:
     def _publish(self, step: _Step) -> None:
         parts = self._parts(step, self._requests)
         there = [(end, self._requests.get(end.request)) for end in step.ended]  # not those that never ran
-        eos, vocabulary = self.run.eos_tokens, self.recorder.vocabulary
-        finished = tuple(ended(end, known.info, eos, vocabulary) for end, known in there if known is not None)
+        told = self.run.eos_tokens, self.recorder.vocabulary
+        finished = tuple(ended(end, known.info, *told) for end, known in there if known is not None)
         preempted = tuple(name for name in step.notes.preempted if name in self._requests)
         if not (parts or finished or preempted or step.admitted):
             return

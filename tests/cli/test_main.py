@@ -153,7 +153,7 @@ def test_tree_of_another_program(tmp_path):
     for name, tree, program in (
         ("samd.json", "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]", "SAMD's tree_adj"),
         *((name, paths, "TensorRT-LLM's eagle_choices") for name in ("trtllm.yaml", "block.yaml", "config.py")),
-        ("one.yaml", "3", "TensorRT-LLM's max_draft_len: with eagle3_one_model it drafts a chain"),
+        ("one.yaml", "3", "TensorRT-LLM's max_draft_len, a chain: it has eagle3_one_model"),
         ("serve.yaml", "2", "vLLM's mtp, a chain of num_speculative_tokens"),
     ):
         code, out, _ = run_here(["tree", "--json", "--from", str(tmp_path / name)])
