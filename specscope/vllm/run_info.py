@@ -171,7 +171,7 @@ def _form(asked: Any) -> StructuredOutputs | None:
 
 
 def ended(end: Ended, info: RequestInfo, eos: tuple[int, ...], vocabulary: Vocabulary) -> RequestEnd:
-    """vLLM's end of a request. It calls both EOS and stop tokens `stop`; a stop string, in the text, is an abort to it."""
+    """vLLM's end of a request. It calls EOS and stop tokens `stop`; a stop string, in the text, is an abort to it."""
     reason = REASONS.get(end.reason, FinishReason.ERROR)
     if reason is FinishReason.STOP and end.output and end.output[-1] in eos and not end.stop:
         reason = FinishReason.EOS
