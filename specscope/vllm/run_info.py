@@ -176,8 +176,7 @@ def ended(end: Ended, info: RequestInfo, eos: tuple[int, ...], vocabulary: Vocab
     if reason is FinishReason.STOP and end.output and end.output[-1] in eos and not end.stop:
         reason = FinishReason.EOS
     if reason is FinishReason.CANCELLED and info.params.stop:
-        text = vocabulary.text(end.output)
-        stopped = not vocabulary.pieces or any(stop in text for stop in info.params.stop)
-        reason = FinishReason.STOP if stopped else reason
+        text, is_known = vocabulary.text(end.output), bool(vocabulary.pieces)
+        reason = reason if is_known and not any(stop in text for stop in info.params.stop) else FinishReason.STOP
     error = end.reason if reason is FinishReason.ERROR else ""
     return RequestEnd(info, end.finished_ns, reason, "", np.array(end.output, np.int32), error)
