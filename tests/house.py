@@ -25,7 +25,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "model": (3043, 2800),
     "kernels": (2200, 2200),
     "inside": (1850, 1850),
-    "vllm, transformers, sglang": (4051, 4050),
+    "vllm, transformers, sglang": (4050, 4050),
     "debug, live": (3232, 3200),
     "tui": (5525, 5500),
     "cli": (3228, 3100),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70496, 64500),
+    "all": (70495, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
