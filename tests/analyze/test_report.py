@@ -16,6 +16,7 @@ from specscope.analyze.text import render_text
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance, mean_tau
 from specscope.trace.history.totals import Undrafted
+from specscope.trace.record.params import NO_SEED
 from specscope.trace.record.records import Absent
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.reading import read_capture
@@ -116,6 +117,13 @@ def test_a_character_split_over_tokens_stands_where_it_was_completed():
     pieces = {3: b"\xe4\xbd", 4: b"\xa0", 5: b"\xe5"}
     [one] = report_of(record(0, [step("a", "2", (0, 1), (3, 4), 5)]), pieces=pieces).requests
     assert (one.pieces, one.output) == (["", "\u4f60", "\ufffd"], "\u4f60\ufffd")
+
+
+def test_that_a_request_has_no_seed_is_no_group():
+    """Of another engine a label says so, beside requests whose seed is a parameter."""
+    infos = info("a", "", dict([NO_SEED])), info("b", "", {"kind": "x"}, seed=7)
+    parts = [step("a", "1", range(1)), step("b", "1", range(0))]
+    assert set(report_of(record(0, parts, admitted=infos)).groups) == {"kind"}
 
 
 counts = st.integers(0, 4)

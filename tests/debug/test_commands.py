@@ -554,6 +554,19 @@ def test_the_fields_of_a_node_are_those_of_its_record(run):
     assert {event.kind for event in found} == {EventKind.ACCEPT, EventKind.REJECT}
 
 
+def test_nodes_that_are_rejected_below_rejected_ones_are_events_too(deep):
+    """Under a rule that looks ahead."""
+    engine = tiny_engine(deep, drafter="draft_model", draft_model="self:2", tree="3", rule="block")
+    session = commands_over(engine).session
+    engine.add("abcabcabcab", SamplingParams(temperature=1.5, max_tokens=30, seed=3, ignore_eos=True))
+    session.cont()
+    found = events_of(session.history, EventKind.REJECT)
+    outcomes = [part.verdict.outcome for record in session.history.steps for part in record.requests]
+    assert len(found) == sum(int((each == Outcome.REJECTED).sum()) for each in outcomes)
+    below = [event for event in found if event.evidence["parent"] not in (-1, *event.evidence.part.verdict.path)]
+    assert below
+
+
 def test_the_fields_of_a_step_tell_what_preceded_it_and_what_it_rejected(run):
     condition = Expression("final in rejected", {name: field.type for name, field in NODE.items()})
     rejections = 0
