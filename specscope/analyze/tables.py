@@ -43,8 +43,8 @@ def params_line(params: Mapping[str, Any]) -> str:
     default, always = SamplingParams().to_dict(), ("temperature", "seed", "max_tokens")
     told = {name: value for name, value in params.items() if value is not None and name != "left_out"}
     names = [name for name in told if name in always or told[name] != default.get(name)]
+    told |= {"temperature": "0 (greedy)"} if told.get("temperature") == 0 else {}
     shown = [f"{name} {one_line(str(told[name]), MOST_SHOWN)}" for name in names]
-    shown = ["temperature 0 (greedy)" if text in ("temperature 0", "temperature 0.0") else text for text in shown]
     unknown = params.get("left_out", ())
     shown += [f"not recorded: {', '.join(unknown)}"] if unknown and told else []
     return printable(", ".join(shown) or "not recorded")

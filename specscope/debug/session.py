@@ -101,9 +101,9 @@ class Session:
     @property
     def part_record(self) -> StepRecord | None:
         """The engine's step that `part` is of: the one that is looked at, unless the request had no part in it."""
-        request, part = self.current_request, self.part
-        place = None if request is None or part is None else request.place_of(part.index)
-        return None if request is None or place is None else self.history.steps[request.engine_steps[place]]
+        request = self.current_request
+        part = None if request is None else self.history.part(request.id, self._shown)
+        return None if request is None or part is None else self.history.steps[request.engine_steps[part[0]]]
 
     @property
     def node(self) -> int | None:

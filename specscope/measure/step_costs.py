@@ -127,8 +127,12 @@ def in_turn(run: Sequence[Lane]) -> Iterator[Rounds]:
 
 def middle(seconds: Sequence[float]) -> float:
     """The mean without the fastest and the slowest tenth: a step in which something else ran has no weight."""
+    return fmean(_kept(seconds))
+
+
+def _kept(seconds: Sequence[float]) -> list[float]:
     out = len(seconds) // 10
-    return fmean(sorted(seconds)[out : len(seconds) - out])
+    return sorted(seconds)[out : len(seconds) - out]
 
 
 ROUNDS = 24  # at least
@@ -241,10 +245,10 @@ def _passes(
 
 def _point(rows: int, seconds: Sequence[float]) -> CostPoint:
     """With the 95 % interval of `middle`: what it leaves out counts as the ends of what it keeps (Yuen 1974)."""
-    out = len(seconds) // 10
-    kept = sorted(seconds)[out : len(seconds) - out]
+    kept, out = _kept(seconds), len(seconds) // 10
     error = T * pstdev([kept[0]] * out + kept + [kept[-1]] * out) * math.sqrt(len(seconds)) / len(kept)
-    return CostPoint(rows, fmean(kept), max(fmean(kept) - error, 0.0), fmean(kept) + error)
+    mean = fmean(kept)
+    return CostPoint(rows, mean, max(mean - error, 0.0), mean + error)
 
 
 def rising(points: Sequence[CostPoint]) -> tuple[CostPoint, ...]:

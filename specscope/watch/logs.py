@@ -94,20 +94,15 @@ class Log:
     """
 
     def __init__(self, form: type[LogReader], now: datetime, tail: list[str]) -> None:
-        self.words = form.words
+        self.words, self.source, self.is_log = form.words, form.source, form.is_log
         self._form, self._now, self._tail, self._file = form, now, tail, ""
         self._writers: dict[tuple[str, str], _Writer] = {}
         self._made_up: set[str] = set()  # those before whose lines it stands
-        self._name = ""  # of an engine without one, where the log has another form before
+        self.name = ""  # of an engine without one, where the log has another form before
 
     @property
     def any(self) -> bool:
         return any(writer.reader.any for writer in self._writers.values())
-
-    def beside(self, first: Log) -> bool:
-        """Whether lines of this form are read in a log that has lines of another."""
-        self._name = "" if self.any else self._form.source
-        return self._form.is_log and first._form.is_log
 
     def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:
         """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
@@ -155,7 +150,7 @@ class Log:
         source = f"{self._form.source}, {SYNTHETIC}" if writer.before in self._made_up else ""
         process = writer.process if writer.is_second else ""
         named = [told.of(writer.before, told.aggregate.engine, process, source=source) for told in intervals]
-        return [told if told.aggregate.engine else told.of(self._name) for told in named]
+        return [told if told.aggregate.engine else told.of(self.name) for told in named]
 
     def _split(self, line: str) -> tuple[str, str]:
         """(who wrote a line, what the engine wrote)."""

@@ -249,7 +249,9 @@ class File:
                 if reader.any and reader.words not in self.recognised:
                     self.recognised = " and ".join(filter(None, (self.recognised, reader.words)))
                     yield f"{self.name}: {self.recognised}"
-                    readers = [each for each in readers if each is reader or each.beside(reader)]
+                    readers = [each for each in readers if each is reader or (each.is_log and reader.is_log)]
+                    for each in readers:
+                        each.name = each.name if each.any else each.source
                 yield from intervals
         yield from (interval for reader in readers for interval in reader.rest(last=True))
 

@@ -20,7 +20,7 @@ from specscope.trace.record.rules import log_odds
 
 LEAST = 2e-6  # probabilities closer than this are the same whatever the dtype: they are stored as float32
 SMALLEST, EPSILON = 2.0**-126, 2.0**-24  # of float32: the least probability, and by what one below 1 misses it
-SUMMED = 1e-4  # relative error of a softmax in float32: see WHOLE in verify/exact.py
+SUMMED = 1e-4  # relative error of a softmax in float32: see WHOLE in evidence/columns.py
 EXAMPLES = 5
 TARGET = {
     "target p": ("p of every drafted token is the model's", "node"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 
@@ -34,8 +33,9 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
     counts = clustered(a, b, matched)
     estimates, grouped = figures(*counts), groups(*counts, _groups_of(limits))
     changes = [*estimates, *counted(_counts(a), _counts(b))], grouped
-    each = (judge([limit], *changes) if limit.of_change else judge_alone(b, [limit]) for limit in limits)
-    conditions = tuple(chain.from_iterable(each))
+    plain = [limit for limit in limits if not limit.of_change]
+    alone_too = iter(judge_alone(b, plain) if plain else ())
+    conditions = tuple(judge([limit], *changes)[0] if limit.of_change else next(alone_too) for limit in limits)
     a.forget()
     b.forget()
     first, second = (

@@ -84,7 +84,11 @@ class Counts:
     side: Side
     cluster: Longs  # [S]
     clusters: int
-    fewest: int = FEWEST_DRAFTS
+    is_alone: bool = False  # as it is, beside no other: however few its drafts
+
+    @property
+    def fewest(self) -> int:
+        return 1 if self.is_alone else FEWEST_DRAFTS
 
     def sums(self, top: NDArray[Any], bottom: NDArray[Any], steps: Longs | None = None) -> Sums:
         """Of what is by step, or of what is at these steps; `top` counts where there is something below it."""
@@ -111,7 +115,7 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
 def figures(a: Counts, b: Counts) -> list[Estimate]:
     """Acceptance length, rate, by depth, tokens per step, and how far q is from acceptance."""
     deepest = min(int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b))
-    shown = range(1, 1 + (deepest if a is b else min(deepest, DEEPEST)))
+    shown = range(1, 1 + (deepest if a.is_alone else min(deepest, DEEPEST)))
     depths = [(depth_rate(d), FigureKind(partial(_at_depth, depth=d), fewest=a.fewest)) for d in shown]
     every = dict([(TAU, LENGTH), (RATE, FIGURES[RATE]), *depths, *FIGURES.items()])
     sums = {name: tuple(of.sums(*figure.of(of.side)) for of in (a, b)) for name, figure in every.items()}
@@ -127,7 +131,7 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
 
 def alone(side: Side, asked: Collection[str]) -> tuple[list[Estimate], dict[str, tuple[Estimate, ...]]]:
     """The figures and groups of one side, however few its drafts: as one cluster, so without intervals."""
-    whole = Counts(side, np.zeros(len(side), np.int64), 1, fewest=1)
+    whole = Counts(side, np.zeros(len(side), np.int64), 1, is_alone=True)
     return figures(whole, whole), groups(whole, whole, asked)
 
 
@@ -141,7 +145,7 @@ def groups(a: Counts, b: Counts, asked: Collection[str] = ()) -> dict[str, tuple
             sums = [each.sums(each.side.columns.depth_reached, mine) for each, mine in zip((a, b), drafts, strict=True)]
             if min(bottom.sum() for _, bottom in sums) >= a.fewest:
                 ratios.append(LENGTH.ratio(name, *sums))
-        found |= {title: ratios} if len(ratios) >= min(2, a.fewest) else {}  # one value repeats the overall figures
+        found |= {title: ratios} if len(ratios) > (not a.is_alone) else {}  # one value repeats the overall figures
     told = iter(marked(measured([ratio for ratios in found.values() for ratio in ratios], a.clusters), ALPHA))
     return {title: tuple(islice(told, len(ratios))) for title, ratios in found.items()}
 

@@ -53,7 +53,9 @@ from specscope.trace.run.packed import PartStore, PartViews, Picked
 KINDS = tuple(FinalKind)
 BONUS, RECOVERED, TARGET = (KINDS.index(kind) for kind in (FinalKind.BONUS, FinalKind.RECOVERED, FinalKind.TARGET))
 PRECEDED = tuple(Preceded)
-SUMMED = 5e-4  # how far rounding may carry a probability beyond 0 or 1
+# By which a row of float32 over a vocabulary may miss 1. torch's softmax on a processor with AVX2 adds up each eighth
+# of a row in one float: beside a token that has nearly all, 9e-5 was seen with 49,152 tokens, 7e-4 with 262,144
+WHOLE = 5e-4
 PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
 
 
@@ -312,7 +314,7 @@ class Columns:
         ends = of_finals, "the final token", np.arange(len(self))
         for shares, place, step in ((of_nodes, "node {}", self.step), ends, (of_parents, "a parent", e.step)):
             for name, values in shares.items():
-                wrong = ~((values >= -SUMMED) & (values <= 1 + SUMMED))  # NaN always is
+                wrong = ~((values >= -WHOLE) & (values <= 1 + WHOLE))  # NaN always is
                 yield f"{name} of {place}", values, step, np.asarray(np.atleast_2d(wrong.T).any(axis=0))
         for name, values in (("a", self.accept_prob), ("residual mass", self.residual_mass)):
             yield f"{name} of node {{}}", values, self.step, ~np.isfinite(values)  # others hold these against p and q

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices, joined, lengths, numbers
-from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.columns import WHOLE, Columns
 from specscope.analyze.findings import Finding
 from specscope.analyze.verify.chance import FEW, share_of
 from specscope.analyze.verify.exact import (
     HOPELESS,
     LEAST,
     RELATIVE,
-    WHOLE,
     Check,
     childless,
     coins_of,

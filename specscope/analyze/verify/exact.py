@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.evidence.arrays import Indices, lengths, previous
-from specscope.analyze.evidence.columns import BONUS, KINDS, RECOVERED, TARGET, Columns
+from specscope.analyze.evidence.columns import BONUS, KINDS, RECOVERED, TARGET, WHOLE, Columns
 from specscope.analyze.findings import CheckResult, Finding, Reference
 from specscope.plans.plan import StaticPlan, read_plan
 from specscope.trace.history.wording import plural
@@ -148,9 +148,6 @@ class CoinsOf:
 WHERE = {"step": Columns.at_step, "parent": Columns.at_parent}
 RELATIVE = 1e-5  # of a probability: float32, and sums over a vocabulary of it
 LEAST = 1e-6  # of any figure
-# By which a row of float32 over a vocabulary may miss 1. torch's softmax on a processor with AVX2 adds up each eighth
-# of a row in one float: beside a token that has nearly all, 9e-5 was seen with 49,152 tokens, 7e-4 with 262,144
-WHOLE = 5e-4
 HOPELESS = 0.05  # where rounding alone may move a probability by more, nothing is judged
 NO_COINS = "the capture has no coins"
 UNASKED = "the rule needs token ids and the target's entropies, which this capture does not hold"

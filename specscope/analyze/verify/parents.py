@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.evidence.arrays import Indices, holding, joined, lengths, padded, places
-from specscope.analyze.evidence.columns import RECOVERED, Columns
+from specscope.analyze.evidence.columns import RECOVERED, WHOLE, Columns
 from specscope.analyze.findings import Finding
-from specscope.analyze.verify.exact import HOPELESS, LEAST, RELATIVE, WHOLE, Check
+from specscope.analyze.verify.exact import HOPELESS, LEAST, RELATIVE, Check
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.tree import Bools, Doubles

@@ -164,9 +164,9 @@ def _whole(account: Account) -> Looked:
     if end is None or run is None:
         return
     parted, wrong = _wrong_output(account, end)
-    ends = accumulate(len(visit.part.output()) for visit in account.visits)
-    where = next((visit for visit, through in zip(account.visits, ends, strict=True) if through > parted), last)
-    yield "outputs", where, wrong
+    ends = accumulate(len(visit.part.output()) for visit in account.visits) if wrong else ()
+    pairs = zip(account.visits, ends, strict=False)
+    yield "outputs", next((visit for visit, through in pairs if through > parted), last), wrong
     own = run.ways.sends_empty and not len(end.output)  # the engine's own request
     told = run.tells_tokens and told_ids(end.output) is not None
     if end.info.params.is_known and not own and (told or end.reason is FinishReason.LENGTH):

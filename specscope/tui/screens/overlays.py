@@ -115,8 +115,6 @@ class Overlays:
     def _arrive(self, stop: Stop | None) -> None:
         """Show where a run stopped: the request, and on the step's screen the breakpoint's node."""
         if stop is None or not stop.hits:
-            if stop is not None and stop.request in self.viewer.history.requests:
-                self._standing.pick(stop.request)
             return
         self._standing.hit = stop.hits[0]
         record = self._look().record
