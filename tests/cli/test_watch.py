@@ -210,9 +210,8 @@ def test_on_a_screen_with_two_engines(terminal, tmp_path):
     path, other = tmp_path / "w.jsonl", tmp_path / "w-2.jsonl"
     with Page(*PAGES) as page:
         shown = terminal(*SPECSCOPE, "watch", page.url, "--interval", "0.6", "-o", path)
-        for words in (b"no data yet", b"does not report trees"):
+        for words in (b"no data yet", b"does not report trees", b"another engine"):  # the last: e has where to go
             shown.wait_for(lambda words=words: words in shown.screen)
-        shown.wait_for(lambda: other.exists() and other.stat().st_size)
         drawn = len(shown.screen)
         shown.type("e")
         shown.wait_for(lambda: b"engine 1 smollm2" in shown.screen[drawn:])
