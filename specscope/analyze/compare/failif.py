@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from specscope.analyze.compare.bootstrap import Estimate
-from specscope.analyze.compare.figures import FIGURES, LABEL
+from specscope.analyze.compare.figures import FEWEST_DRAFTS, FIGURES, LABEL
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.history.conditions import COUNTED, TAU, Threshold, Way, parse_thresholds
@@ -67,7 +67,9 @@ def _judge(limit: Threshold, figure: Estimate | None, groups: Mapping[str, Seque
     a, b = (None, None) if figure is None else (figure.a, figure.b)
     if figure is None or b is None or (limit.of_change and a is None):
         sides = " on both sides" if limit.of_change else ""
-        there = f"; groups: {', '.join(map(short, groups))}" if limit.figure.startswith(GROUPED) and groups else ""
+        grouped = limit.figure.startswith(GROUPED)
+        there = f"; a figure by depth or group needs {FEWEST_DRAFTS} drafts on each side" if figure is None else ""
+        there += f"; groups: {', '.join(map(short, groups))}" if grouped and groups else ""
         raise UserError(f"--fail-if {short(str(limit))}: the captures do not show this figure{sides}{there}")
     if not limit.of_change:
         hit = limit.passed_by(b)
