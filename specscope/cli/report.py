@@ -56,10 +56,9 @@ def report(captures: tuple[str, ...], as_json: bool, branch: int | None, top: in
       specscope report run*.jsonl                                               pooled, then one by one
       specscope report http://localhost:8000/metrics --fail-if "tau < 1.5"      one reading of a server
 
-    Figures are pooled, by position and by request (worst first). Questions over many steps follow: which tokens are
-    rejected most, how well the drafter's probability predicts acceptance, when drafts are accepted, and how the drafter
-    ranked the target's tokens. Each row names a step: specscope open CAPTURE#REQUEST@STEP opens it. For counts (watch):
-    when the level changed, and what the low intervals have in common.
+    Figures are pooled, by position and by request (worst first). The drafted tokens that are rejected most follow; each
+    row names a step: specscope open CAPTURE#REQUEST@STEP opens it. For counts (watch): when the level changed, and what
+    the low intervals have in common.
     """
     captures = tuple(each for file in captures for each in watched(file))
     need_different(captures)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -194,7 +193,7 @@ class Service:
         self.model = options.name or engine.run_info.target
         self.created = int(time.time())
         self.draining = False
-        self._ordinal = count()  # of requests without a seed
+        self._seed = options.seed  # of the next choice for which a request gives none
         self._compilers = ThreadPoolExecutor(2, "specscope-grammars")  # they wait for a process
         self._tokenizer = ThreadPoolExecutor(1, "specscope-tokenizer")  # one: tokenizers are not made for several
 
@@ -212,7 +211,8 @@ class Service:
         encoded = [await self._encode(prompt, template) for prompt in prompts]
         self._check_room(len(prompts) * n)  # others may have come meanwhile
         room = self.engine.max_context - max(len(prompt.tokens) for prompt in encoded)
-        params = params_of(asked, (self.options.seed + next(self._ordinal)) % 2**63, room)
+        params = params_of(asked, self._seed % 2**63, room)
+        self._seed += len(prompts) * n * (asked.seed is None)
         await self._compile(params)
         call = self._call(asked, encoded, params, n)
         await self._add(call, params, headers, template)

@@ -88,6 +88,11 @@ def test_token_ids_texts_and_n(server, twin):
         assert choice["text"] == expected[0].text
 
 
+def test_choices_of_requests_without_a_seed_are_samples_of_their_own(server):
+    texts = [choice["text"] for _ in range(2) for choice in server.complete(n=3, temperature=1).json()["choices"]]
+    assert len(set(texts)) == 6
+
+
 def test_a_stream_says_the_same(server):
     whole = server.complete(max_tokens=24).json()
     told = events(server.complete(max_tokens=24, stream=True, stream_options={"include_usage": True}))
