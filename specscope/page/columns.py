@@ -198,6 +198,7 @@ class _Chunk:
             "flags": ("u1", self._laid(np.sum([bit * known.astype(np.int64) for bit, known in flags.items()], axis=0))),
             "final": ("i4", self._laid(c.final)),
             **{name: ("f8", self._laid(getattr(c, name))) for name in ("final_p", "final_coin", "final_margin")},
+            "final_target_p": ("f8", self._laid(c.parents.final_p)),
         }
 
     def _laid(self, values: Array) -> Array:

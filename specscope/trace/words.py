@@ -16,7 +16,7 @@ from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.place import BELOW, PlaceView, TopToken, coin_sign, draft_ps, end, last
 from specscope.trace.history.wording import about_draft, acceptance, ending, ordinal, probability, said
 from specscope.trace.record.draft_vocabulary import draft_id, draft_tokens
-from specscope.trace.record.records import Outcome, RequestStep, StepRecord, Verdict
+from specscope.trace.record.records import FinalKind, Outcome, RequestStep, StepRecord, Verdict
 from specscope.trace.record.rules import ABOUT, is_own, looks_ahead
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary, printable, token_id
@@ -335,6 +335,9 @@ def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
         return acceptance(step)
     greedy, ended = verdict.is_greedy, last(verdict)
     final_p = _p(verdict.final_p, end(step).raw_p if greedy else None)
+    if verdict.kind is FinalKind.RECOVERED and not greedy:  # its share of the residual is no p
+        whole = "" if step.parents is None else f"{_p(step.parents.final_target_p, None)} "
+        final_p = f"{whole}residual {final_p}"
     final = f"  ⇒ {verdict.kind.value} {vocabulary.show(verdict.token)}  {final_p}"
     lines = [f"root @{step.context_len + step.prefill_tokens}" + (final if ended == ROOT else "")]
     token, p, draft = tree.token.tolist(), verdict.p.tolist(), draft_ps(step)

@@ -329,6 +329,18 @@ def test_a_request_by_its_trace_alone_lacks_nothing_of_its_own(tmp_path):
     assert words == "a part of its run, without 2 steps of 1 request"
 
 
+@pytest.mark.parametrize(("place", "missing"), [("2:4", 22), ("0:4", 20), ("20:24", 20), ("0:24", 0)])
+def test_a_part_of_a_request_lacks_what_comes_before_and_behind_it(place, missing, tmp_path):
+    """Of its 25 steps, which its own span counts."""
+    part = str(tmp_path / "part.jsonl")
+    said(["export", f"{TRACES / 'eagle.jsonl'}#r2@{place}", "-o", part])
+    words = [f"a part of its run, without {missing} steps of 1 request"] if missing else []
+    assert read_capture(part).warnings == words
+    err = said(["export", part, "-o", str(tmp_path / "tables")])[1]
+    assert all(line in err for line in words)
+    assert missing or "a part of" not in err
+
+
 ID = "45daff46812af6761e35bf7f76fb6dbb"
 
 

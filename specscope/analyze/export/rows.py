@@ -21,7 +21,16 @@ from specscope.trace.history.history import History
 from specscope.trace.history.totals import why_undrafted
 from specscope.trace.record.notes import SOURCES, MethodNotes
 from specscope.trace.record.privacy import NO_TOKEN, Privacy, strip, told_ids
-from specscope.trace.record.records import PHASES, Outcome, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
+from specscope.trace.record.records import (
+    PHASES,
+    Outcome,
+    RequestEnd,
+    RequestInfo,
+    RequestStep,
+    RunInfo,
+    StepRecord,
+    decode_steps,
+)
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import Bools, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
@@ -98,8 +107,10 @@ class Source:
         for part in record.requests:
             request = self._requests[part.request]
             request.steps, request.through = request.steps + 1, part.index + 1
+            request.decoded += part.is_judged
         for name, end in ends.items():
             self._requests[name].ended.add(here)
+            self._requests[name].counted = decode_steps(end)
             self._requests[name].info = None if here else self._requests[name].info
             yield _Request(name, record.branch, here, end.info, end).told(self.vocabulary)
 
@@ -108,8 +119,9 @@ class Source:
 
     @property
     def gaps(self) -> list[int]:
-        """Of each request, how many steps are missing before its last."""
-        return [request.through - request.steps for request in self._requests.values()]
+        """Of each request, how many steps are missing: before its last, and of the decode steps that its end counts."""
+        known = [request if request.steps else _Request("") for request in self._requests.values()]
+        return [max(each.through - each.steps, each.counted - each.decoded) for each in known]
 
     @property
     def unfinished(self) -> int:
@@ -164,6 +176,8 @@ class _Request:
     ended: set[bool] = field(default_factory=set)  # whether on that path, each time that it ended
     steps: int = 0
     through: int = 0  # the number of the last of them and one
+    decoded: int = 0  # decode steps among them
+    counted: int = 0  # and those that its end counts
     prompt: int = 0  # tokens of it
 
     @property

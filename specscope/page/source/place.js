@@ -89,9 +89,10 @@ export class Place {
     return this.parent === step.last ? Place.end(step) : null;
   }
 
-  /** p and q by name: as drawn, and as tried where that prints as another number. */
+  /** p and q by name: as drawn, and as tried where that prints as another number; of a recovered token in the residual. */
   get numbers() {
     const { step, node } = this, raw = step.greedy ? this.rawP : null;
+    if (this.final && raw === null && step.kind === "recovered") return { ...(step.hasParents ? { p: step.final.targetP } : {}), p_tried: step.final.p };
     const found = raw === null ? { p: this.final ? step.final.p : node.p } : { raw_p: raw };
     if (this.final) return found;
     const [name, value] = this.q === null ? ["draft_p", this.draftP] : ["q", this.q];

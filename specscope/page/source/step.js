@@ -23,7 +23,7 @@ export class Step {
     [this.greedy, this.tellsP, this.forcedFinal, this.nearFinal, this.hasParents, this.hasNotes, this.lossy, this.sampled] =
       [0, 1, 2, 3, 4, 5, 6, 7].map((number) => bit(number) === 1);
     for (const name of ["drafter", "rule", "undrafted", "sizing", "method"]) this[name] = named(name);
-    this.final = { token: chunk.final[row], p: chunk.final_p[row], coin: chunk.final_coin[row], margin: chunk.final_margin[row] };
+    this.final = { token: chunk.final[row], p: chunk.final_p[row], targetP: chunk.final_target_p[row], coin: chunk.final_coin[row], margin: chunk.final_margin[row] };
     this.nodes = nodesOf(chunk, chunk.nodeAt[row], chunk.nodeAt[row + 1]);
     this.size = this.nodes.length;
     this.path = this.nodes.filter((node) => node.onPath).sort((a, b) => a.depth - b.depth).map((node) => node.number);

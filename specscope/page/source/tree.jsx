@@ -56,7 +56,7 @@ export function Tree({ step, picked, pick, label = "Tree" }) {
           </button>
           <span class="note">{notes.filter(Boolean).join(" ")}</span>
         </th>
-        {columns.map(([name, width, cell]) => <td class={`figure ${width}`}>{final ? (name === (step.greedy ? "raw p" : "p") ? shown(step.greedy ? Place.at(step, number).rawP : step.final.p) : "") : cell(node)}</td>)}
+        {columns.map(([name, width, cell]) => <td class={`figure ${width}`}>{final ? (name === (step.greedy ? "raw p" : "p") ? shown(step.greedy ? Place.at(step, number).rawP : Place.at(step, number).numbers.p) : "") : cell(node)}</td>)}
       </tr>
     );
   };

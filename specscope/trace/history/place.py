@@ -142,12 +142,15 @@ class PlaceView:
     def numbers(self) -> dict[str, float]:
         """p and q of a node by the names of conditions: as drawn, and as tried where that is another number.
 
-        The final token has p alone. A greedy step has p before temperature 0. Where q is a point mass, the drafter's
-        own probability says more.
+        The final token has p alone; a recovered one was drawn from the residual, and its share of that is p as tried. A
+        greedy step has p before temperature 0. Where q is a point mass, the drafter's own probability says more.
         """
         verdict = self.step.verdict
         assert verdict is not None
         raw = self.raw_p if verdict.is_greedy else None
+        if self.final and raw is None and verdict.kind is FinalKind.RECOVERED:
+            whole = {} if self.notes is None else {"p": self.notes.final_target_p}
+            return {**whole, "p_tried": verdict.final_p}
         p = verdict.final_p if self.final else float(verdict.p[self.node])
         known = {"p": p} if raw is None else {"raw_p": raw}
         if self.final:

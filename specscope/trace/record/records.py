@@ -353,6 +353,11 @@ class RequestEnd(ArrayEq):
         return int(self.output[-1]) if stopped else None
 
 
+def decode_steps(end: RequestEnd | None) -> int:
+    """The decode steps that its own span counts, whether they are in a file or not; 0 where it counts none."""
+    return 0 if end is None or end.figures is None else end.figures.steps
+
+
 PHASES = ("schedule", "draft", "forward", "verify", "commit")  # of a step of ours, in order
 
 

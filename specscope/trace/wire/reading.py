@@ -18,7 +18,7 @@ from specscope.trace.history.history import History, read_place
 from specscope.trace.history.wording import failures, plural
 from specscope.trace.kinds import FileKind, ReadAs, kind_of, start_of
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed_here
-from specscope.trace.record.records import StepRecord
+from specscope.trace.record.records import StepRecord, decode_steps
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, every_run
 from specscope.trace.wire.codec import DamagedError
@@ -227,7 +227,12 @@ class CaptureReader:
         history.run, history.lost, history.in_part = completed_here(run), decoder.lost, decoder.in_part
         if self._keep:
             requests = history.requests.values()
-            gaps = [each.steps[-1].index + 1 - len(each.rows) if each.rows else 0 for each in requests]
+            through = [each.steps[-1].index + 1 if each.rows else 0 for each in requests]
+            known = zip(through, requests, strict=True)
+            gaps = [
+                max(last - len(each.rows), decode_steps(each.end) - each.acceptance.steps) if last else 0
+                for last, each in known
+            ]
             self.tell_requests(gaps, sum(request.end is None for request in requests))
             self.warnings += failures(request.end for request in requests)
 
@@ -235,8 +240,9 @@ class CaptureReader:
         """Warn of what is missing. `gaps`: steps of each request that are; `unfinished`: requests that did not end."""
         lost = f"without {plural(sum(gaps), 'step')} of {plural(sum(gap > 0 for gap in gaps), 'request')}"
         chosen = f"a part of its run, {lost}" if sum(gaps) else ""  # requests whose traces were chosen from a run
-        if words := chosen if self._decoder.missing[OWN] else self._decoder.missing_text():
+        if words := chosen if self._decoder.missing[OWN] else self._decoder.missing_text() or chosen:
             self.warnings.append(words)
+            self.history.in_part = True
         if unfinished:
             self.warnings.append(f"{unfinished} of {plural(len(gaps), 'request')} did not end in this file")
 

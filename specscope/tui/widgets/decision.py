@@ -80,10 +80,9 @@ def decision(step: RequestStep, verdict: Verdict, node: int, width: int) -> list
     return [*lines, *(bar_line(name, value, P_INKS.get(name, "bonus"), room) for name, value in numbers)]
 
 
-def final_bar(step: RequestStep, verdict: Verdict, room: int) -> Line:
-    """The final token's p; of a greedy step, before temperature 0."""
-    ((name, value),) = end(step).numbers.items()
-    return bar_line(name, value, verdict.kind.value, room)
+def final_bars(step: RequestStep, verdict: Verdict, room: int) -> list[Line]:
+    """The final token's p; of a greedy step, before temperature 0; of a recovered one, in the residual too."""
+    return [bar_line(name, value, verdict.kind.value, room) for name, value in end(step).numbers.items()]
 
 
 def bar_line(name: str, value: float, ink: Ink, room: int) -> Line:
@@ -121,7 +120,7 @@ def final_trial(step: RequestStep, verdict: Verdict, vocabulary: Vocabulary, wid
     ink: Ink = verdict.kind.value
     name: Line = [(f"» {cut(show_token(vocabulary, verdict.token), max(width - 14, 8))}", ink)]
     room = min(max(width - LABEL - VALUE, 8), LONGEST)
-    return [fit([(0, name), (1, [(verdict.kind.value, "dim")])], width), final_bar(step, verdict, room), []]
+    return [fit([(0, name), (1, [(verdict.kind.value, "dim")])], width), *final_bars(step, verdict, room), []]
 
 
 def trials(blocks: list[list[Line]], width: int) -> list[Line]:

@@ -27,7 +27,7 @@ from specscope.tui.text import (
     right,
     show_token,
 )
-from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, beside, decision, final_bar
+from specscope.tui.widgets.decision import INKS, LABEL, LONGEST, VALUE, beside, decision, final_bars
 from specscope.tui.widgets.output import Wrapper, feed, feed_prompt, feed_step
 
 NARROWEST = 26  # cells of a column
@@ -110,7 +110,7 @@ def node_facts(look: Look, step: RequestStep, verdict: Verdict, node: int, width
     ]
     final = node == len(step.tree)
     room = min(max(width - LABEL - VALUE, 8), LONGEST)
-    picture = [final_bar(step, verdict, room)] if final else decision(step, verdict, node, width)
+    picture = final_bars(step, verdict, room) if final else decision(step, verdict, node, width)
     outcome: Ink = verdict.kind.value if final else INKS[Outcome(int(verdict.outcome[node]))]
     lines = [*answer, [], *picture, []]
     for label, text, odd in node_rows(look.history, at(step, node), partial(show_token, look.vocabulary)):
