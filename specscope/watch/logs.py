@@ -203,6 +203,7 @@ def _found(forms: Mapping[str, re.Pattern[str]], line: str) -> dict[str, str]:
 
 MARK = "SpecDecoding metrics:"
 LOAD = "Avg generation throughput:"
+BEHIND = "Avg Draft acceptance rate"  # the rates by position
 _NAN = "nan"  # older versions write it for an interval in which nothing was drafted
 _TIME = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)\b")
 _FIELDS = {
@@ -247,7 +248,7 @@ class VllmLog(LogReader):
         self._engines: set[str] = set()  # all that it has named
         self._held: list[ToldInterval] | None = None  # from before it is known whether there are several
         self._unnamed: str | None = None  # the engine kept without a name: it was reported before it was named
-        self._rates = False  # whether a line had those by position
+        self._form = 0  # of its lines: 0 without rates by position, 1 with these last, 2 with more behind them
         self._lines: set[int] = set()  # hashes of those with a time, and their engine: a log may be there twice
 
     def _take(self, line: str, now: datetime) -> list[ToldInterval]:
@@ -272,12 +273,12 @@ class VllmLog(LogReader):
         return [interval.of(interval.aggregate.engine or only) for interval in held]
 
     def _metrics(self, line: str) -> list[ToldInterval]:
-        is_first, self.any = not self.any, True
         interval = self._interval(line)
-        has_rates = _FIELDS["rates"].search(line) is not None
-        if self._rates and not has_rates and interval.aggregate.accepted:
+        is_first, self.any = not self.any, True
+        form = (1 + (BEHIND in line)) * (_FIELDS["rates"].search(line) is not None)
+        if form < self._form and interval.aggregate.accepted:
             raise UnreadableError(f"a `{MARK}` line that is cut off")
-        self._rates |= has_rates
+        self._form = max(self._form, form)
         if (known := hash((self._engine, line))) in self._lines:
             raise UnreadableError(f"a `{MARK}` line that the log has twice")
         if (self._engine or not self._engines) and interval.aggregate.drafted and _TIME.search(line):
@@ -323,12 +324,16 @@ class VllmLog(LogReader):
 def aggregate(line: str) -> Aggregate:
     """The counts of one line of vLLM. Raises UnreadableError."""
     values = _found(_FIELDS, line)
-    if missing := next((name for name in ("length", "accepted", "drafted") if name not in values), None):
+    needed = ("accepted", "drafted", *("length",) * ("Mean acceptance" in line))  # vLLM 0.8.3 has none
+    if missing := next((name for name in needed if name not in values), None):
         raise UnreadableError(f"a `{MARK}` line without its {missing}: it is cut off or of another version")
-    accepted, drafted, length = int(values["accepted"]), int(values["drafted"]), values["length"]
+    accepted, drafted, length = int(values["accepted"]), int(values["drafted"]), values.get("length", "")
     if length == _NAN and (accepted or drafted):
         raise UnreadableError(f"a `{MARK}` line that drafted tokens and whose length is not a number")
     rates = rates_of(values["rates"], MARK) if "rates" in values and length != _NAN else ()
+    over = sum(map(float, rates)) - float(length) + 1 if rates and length and BEHIND not in line else 0
+    if abs(over) > 0.0051 + 0.0005 * len(rates):  # the length is 1 + all of them, and each is rounded
+        raise UnreadableError(f"a `{MARK}` line that is cut off")
     shown, depth = POSITIONS, {}
     if "depth" in values:  # vLLM has a rate of 0 at the depths that it no longer drafts
         shown = max(int(values["depth"]), sum(float(rate) > 0 for rate in rates))
@@ -340,17 +345,18 @@ def aggregate(line: str) -> Aggregate:
 
 
 _HEAD = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]{2}\d{1,6})*)\]")
+_ROUNDED = r"([0-9]{1,15}\.[0-9]{2,9})"  # to two digits: with fewer it is cut off
 _AVERAGES = {
-    "sglang:spec_accept_length": re.compile(rf"\baccept len: {_NUMBER}"),
-    "sglang:spec_accept_rate": re.compile(rf"\baccept rate: {_NUMBER}"),
-    "sglang:spec_cap_length": re.compile(rf"\bcap len: {_NUMBER}"),
-    "sglang:spec_block_accept_length": re.compile(rf"\bblock accept len: {_NUMBER}"),
-    "sglang:gen_throughput": re.compile(rf"\bgen throughput \(token/s\): {_NUMBER}"),
+    "sglang:spec_accept_length": re.compile(rf"\baccept len: {_ROUNDED}"),
+    "sglang:spec_accept_rate": re.compile(rf"\baccept rate: {_ROUNDED}"),
+    "sglang:spec_cap_length": re.compile(rf"\bcap len: {_ROUNDED}"),
+    "sglang:spec_block_accept_length": re.compile(rf"\bblock accept len: {_ROUNDED}"),
+    "sglang:gen_throughput": re.compile(rf"\bgen throughput \(token/s\): {_ROUNDED}"),
 }
 _BATCH = {
     "running": re.compile(r"#running-req: ([0-9]{1,9})"),
     "waiting": re.compile(r"#queue-req: ([0-9]{1,9})"),
-    "usage": re.compile(rf"\btoken usage: {_NUMBER}"),
+    "usage": re.compile(rf"\btoken usage: {_ROUNDED}"),
 }
 
 
@@ -360,13 +366,16 @@ class SglangLog(LogReader):
     words, source = "SGLang's log", "SGLang log"
     marks = ("Decode batch",)
     own = re.compile(rf"{_HEAD.pattern}|\bDecode batch\b")
+    _whole = False  # whether a line had what its lines end with
 
     def _take(self, line: str, now: datetime) -> list[ToldInterval]:
-        averages = {name: float(value) for name, value in _found(_AVERAGES, line).items()}
-        if "Decode batch" not in line or "sglang:spec_accept_length" not in averages:
+        if "Decode batch" not in line or "accept len: " not in line:
             return []
-        self.any = True
+        averages = {name: float(value) for name, value in _found(_AVERAGES, line).items()}
         head, batch = _HEAD.search(line), _found(_BATCH, line)
+        if "sglang:spec_accept_length" not in averages or (self._whole and "waiting" not in batch):
+            raise UnreadableError("a `Decode batch` line that is cut off")
+        self.any, self._whole = True, "waiting" in batch
         engine = " ".join(rank for rank in head[2].split() if rank.startswith("DP")) if head else ""
         try:
             end = _ns(datetime.fromisoformat(head[1]) if head else now)
@@ -387,12 +396,13 @@ _TASK = re.compile(r"\btask (-?[0-9]{1,12})\s*\|\s*(.*)")
 _DRAFT = re.compile(r"accepted\s+([0-9]{1,9})/\s*([0-9]{1,9}) draft tokens(.*restore checkpoint)?")
 _SUMS = re.compile(
     r"draft acceptance(?: rate)? = *[0-9.]{1,20} *\( *([0-9]{1,15}) accepted */ *([0-9]{1,15}) generated\)"
-    r"(?:.{0,40}mean (?:acceptance )?len(?:gth)? = *([0-9]{1,9}\.[0-9]{1,9}))?"
+    rf"(?:.{{0,40}}mean (?:acceptance )?len(?:gth)? = *{_ROUNDED})?"
 )
 _RATES = re.compile(r"(?:acc per pos|acceptance rate per position) = \(([0-9., ]*+)\)")
+_TOOK = re.compile(r"\beval time = *([0-9]{1,12}\.[0-9]{1,9}) ms")  # for the prompt, and for the answer
 _TOKENS = re.compile(r"(?<!prompt )\beval time =.{1,40}?/ *([0-9]{1,15}) tokens")
 _SERVER = re.compile(  # of each drafter: drafts that it made, tokens accepted
-    r"\bstatistics +([\w.-]{1,60}): .{0,200}?#gen drafts = *([0-9]{1,15}),.{0,150}?#acc tokens = *([0-9]{1,15})"
+    r"\bstatistics +([\w.-]{1,60}): .{0,200}?#gen drafts = *([0-9]{1,15}),.{0,150}?#acc tokens = *([0-9]{1,15}),"
 )
 
 
@@ -401,6 +411,7 @@ class _Request:
     began: int  # nanoseconds
     ended: int = 0
     drafts: Drafts = field(default_factory=Counter)
+    took: int = 0  # nanoseconds, as its lines say: where it began may not be among them
     restored: int = 0
     emitted: int | None = None
     sums: tuple[int, int, str] | None = None  # accepted, drafted, mean length as written
@@ -433,6 +444,7 @@ class LlamaLog(LogReader):
         self._undrafted: list[ToldInterval] = []  # requests before any draft: they count if there is one
         self._server: dict[str, tuple[int, int]] = {}  # by drafter: drafts, accepted tokens
         self._block = ""  # the request that lines without one are about: servers until May 2026 ended it with a block
+        self._alone = 1  # the number of such a block without its request's
         for line in filter(self._clock.match, tail):
             self._start = None
             self._tick(line)
@@ -445,11 +457,11 @@ class LlamaLog(LogReader):
             make_room(self._server, server[1])
             self._server[server[1]] = int(server[2]), int(server[3])
         match = _TASK.search(line)
-        if match is None and self._block:
-            self._line(self._block, line)
-        if match is None or match[1].startswith("-"):
+        if match is None:
+            return self._bare(line)
+        if match[1].startswith("-"):
             return []
-        name, text = match[1], match[2]
+        name, text = f"task {match[1]}", match[2]
         self._block = "" if text.strip() else name
         if text.startswith("processing task"):
             begun = self._ended(name)
@@ -460,9 +472,20 @@ class LlamaLog(LogReader):
         self._line(name, text)
         return []
 
+    def _bare(self, line: str) -> list[ToldInterval]:
+        """A line of a block. One that was pasted may lack its request's line, and goes from a prompt to the sums."""
+        name = self._block or f"request {self._alone}"
+        ended = [] if self._block or "prompt eval time" not in line else self._ended(name)
+        self._line(name, line)
+        if self._block or name not in self._requests or self._requests[name].sums is None:
+            return ended
+        self._alone += 1
+        return [*ended, *self._ended(name)]
+
     def _rest(self, *, last: bool) -> list[ToldInterval]:
-        # The requests whose sums are known, or all
-        names = [name for name, request in self._requests.items() if last or request.sums is not None]
+        # The requests whose sums are known, or all; but that of the last line may have drafts that are cut off
+        cut, requests = next(reversed(self._requests), ""), self._requests.items()
+        names = [name for name, each in requests if each.sums or (last and (each.drafts or name != cut))]
         return [interval for name in names for interval in self._ended(name)]
 
     def _tick(self, line: str) -> None:
@@ -476,12 +499,16 @@ class LlamaLog(LogReader):
     def _request(self, name: str) -> _Request:
         make_room(self._requests, name)
         time = _ns(self._now) if self._start is None else self._start + self._last
-        request = self._requests.setdefault(name, _Request(time))
+        request = self._requests[name] = self._requests.pop(name, None) or _Request(time)  # the last one now
         request.ended = max(time, request.began)
         return request
 
     def _line(self, name: str, text: str) -> None:
         draft, total, rates = _DRAFT.search(text), _SUMS.search(text), _RATES.search(text)
+        whole = (("draft acceptance", total), ("generated),", total and total[3]), ("per pos", rates))
+        if any(start in text and not found for start, found in whole):
+            self._request(name).emitted = None  # it did not go without drafts
+            raise UnreadableError("a `draft acceptance` line that is cut off")
         if counted := draft or total:
             accepted, drafted = int(counted[1]), int(counted[2])
             if accepted > drafted or (draft and drafted > POSITIONS):
@@ -497,6 +524,8 @@ class LlamaLog(LogReader):
                 request.drafts[accepted, drafted] += 1
         if rates and draft is None and name in self._requests:
             self._requests[name].rates = rates_of(rates[1], "acc per pos")
+        if self._start is not None and (took := _TOOK.search(text)):  # else they may have been at once
+            self._request(name).took += int(float(took[1]) * 1e6)
         if tokens := _TOKENS.search(text):
             self._request(name).emitted = int(tokens[1])
 
@@ -504,7 +533,8 @@ class LlamaLog(LogReader):
         request = self._requests.pop(name, None)
         if request is None or (request.emitted is None and not request.drafts and request.sums is None):
             return []
-        interval = ToldInterval("", request.began, request.ended, self._aggregate(f"task {name}", request))
+        began = max(min(request.began, request.ended - request.took), 0)
+        interval = ToldInterval("", began, request.ended, self._aggregate(name, request))
         if not self.any:
             self._undrafted = [*self._undrafted, interval][-ENGINES:]
             return []

@@ -142,7 +142,13 @@ _BENCH = Tool(
     rates="spec_decode_per_position_acceptance_rates",
 )
 _ANSWERS = Tool("Spec-Bench", "choices.accept_lengths", {"choices.new_tokens": "emitted"}, with_final=True)
-_HISTOGRAM, _MEAN = "Acceptance_Length_Histogram", "mean_acceptance_length"
+_TIMINGS = Tool(
+    "llama.cpp response",
+    "draft_n",
+    {"draft_n": "drafted", "draft_n_accepted": "accepted", "predicted_n": "emitted"},
+    places=("timings", ""),
+)
+_HISTOGRAM, _MEAN, _ROUNDS = "Acceptance_Length_Histogram", "mean_acceptance_length", "draft_rounds"
 TOOLS = (
     _BENCH,
     replace(_BENCH, known_by="spec_decode_acceptance_length"),
@@ -189,12 +195,8 @@ TOOLS = (
         histogram="spec_correct_drafts_histogram|spec_accept_histogram",
         trees=True,
     ),
-    Tool(
-        "llama.cpp response",
-        "draft_n",
-        {"draft_n": "drafted", "draft_n_accepted": "accepted", "predicted_n": "emitted"},
-        places=("timings",),
-    ),
+    replace(_TIMINGS, source="mlx-vlm response", known_by=_ROUNDS, counts={_ROUNDS: "drafts", **_TIMINGS.counts}),
+    _TIMINGS,
     replace(_ANSWERS, lengths="choices.accept_lengths"),
     replace(_ANSWERS, source="EAGLE", known_by="choices.idxs", last_steps="choices.idxs"),
     Tool("specdec_bench", _HISTOGRAM, averages={"Average_AL": "Average_AL"}, histogram=_HISTOGRAM, with_final=True),
@@ -202,7 +204,12 @@ TOOLS = (
     Tool("list of accepted tokens", "accepted_lengths", lengths="accepted_lengths"),
     Tool("result of means", _MEAN, averages={_MEAN: LENGTH}),
 )
-# What vLLM's example prints at its end, a line each, and the keys of it; the last has a number of its own
+# What vLLM's example and the serving benches print, a line each, and the keys of it
 PRINTED = {"mean acceptance length": _MEAN, "mean acceptance length (including bonus tokens)": _MEAN}
 PRINTED |= {name: name for name in ("total_num_output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens")}
-PRINTED_AT = {"acceptance at token": "acceptance_at_token"}
+PRINTED |= {"Successful requests": "completed", "Benchmark duration (s)": "duration"}
+PRINTED |= {"Total generated tokens": "total_output_tokens", "Accept length": "accept_length"}
+PRINTED |= {"Acceptance length": "spec_decode_acceptance_length", "Drafts": "spec_decode_num_drafts"}
+PRINTED |= {f"{word} tokens": f"spec_decode_{word.lower()}_tokens" for word in ("Draft", "Accepted")}
+# Those with the number of a position, and what a rate of 1 is there
+PRINTED_AT = {"acceptance at token": ("acceptance_at_token", 1), "Position": (_BENCH.rates, 100)}

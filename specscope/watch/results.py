@@ -164,12 +164,12 @@ def _of_rates(rates: list[float | None], drafts: int | None) -> tuple[int, ...]:
 
 
 class Printed(LogReader):
-    """The last lines that an example prints: `name: number`. A name that comes again begins another."""
+    """The last lines that an example or a bench prints: `name: number`. A name that comes again begins another."""
 
     words, is_log = "a printed result", False
-    marks = ("num_", "accept")
-    own = re.compile("|".join(map(re.escape, (*PRINTED, *PRINTED_AT))))
-    _line = re.compile(rf"({own.pattern})(?: (\d{{1,3}}))?:\s*([0-9]{{1,15}}(?:\.[0-9]{{1,9}})?)\s*$")
+    marks = (*PRINTED, *PRINTED_AT)
+    own = re.compile(rf"(?<!, )(?:{'|'.join(map(re.escape, marks))})")
+    _line = re.compile(rf"({own.pattern})(?: \d{{1,3}})?:\s*([0-9]{{1,15}}(?:\.[0-9]{{1,9}})?)\s*$")
 
     def __init__(self, now: datetime, tail: list[str]) -> None:
         super().__init__(now, tail)
@@ -178,10 +178,11 @@ class Printed(LogReader):
     def _take(self, line: str, now: datetime) -> list[ToldInterval]:
         self._now, match, ended = now, self._line.match(line[:200]), []
         if match and match[1] in PRINTED_AT:
-            self._values.setdefault(PRINTED_AT[match[1]], []).append(min(float(match[3]), 1.0))
+            key, one = PRINTED_AT[match[1]]
+            self._values.setdefault(key, []).append(min(float(match[2]) / one, 1.0))
         elif match:
             ended = self._rest(last=True) if PRINTED[match[1]] in self._values else []
-            self._values[PRINTED[match[1]]] = float(match[3]) if "." in match[3] else int(match[3])
+            self._values[PRINTED[match[1]]] = float(match[2]) if "." in match[2] else int(match[2])
         self.any |= any(tool.known_by in self._values for tool in TOOLS)
         return ended
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter
+from contextlib import suppress
 from datetime import datetime
 
 import pytest
@@ -14,7 +15,7 @@ from specscope.trace.history.interval import notes
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.record.aggregate import RESTORED
 from specscope.watch.counts import UnreadableError
-from specscope.watch.logs import LlamaLog, Log, VllmLog, aggregate, unwrapped
+from specscope.watch.logs import LlamaLog, Log, SglangLog, VllmLog, aggregate, unwrapped
 from specscope.watch.pages import Intervals, read_metrics
 from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS
@@ -104,6 +105,8 @@ def test_an_older_version_wrote_the_line_in_another_order_and_figures_may_fit_no
     )
     told = aggregate(line)
     assert (told.drafts, told.accepted, told.accepted_at, told.rounded) == (115, 67, (67,), False)
+    told = aggregate("SpecDecoding metrics: Draft acceptance rate: 75.0%, Accepted: 30 tokens, Drafted: 40 tokens")
+    assert (told.drafts, told.drafted, told.accepted, told.length) == (None, 40, 30, None)  # 0.8.3
     told = aggregate(LINE.replace("length: 1.06", "length: 1.60"))  # they are kept as they were told
     assert (told.drafts, told.accepted_at, told.length, told.accepted, told.drafted) == (None, (), 1.6, 6, 318)
 
@@ -118,6 +121,8 @@ def test_an_older_version_wrote_the_line_in_another_order_and_figures_may_fit_no
         (LINE.replace("0.019, 0.019, 0.019", "0.019,, 0.019"), "rates are not numbers"),
         (LINE.replace("0.019, 0.019, 0.019", "nan, nan, nan"), "not between 0 and 1"),
         (LINE.replace("length: 1.06", "length: nan"), "that drafted tokens and whose length is not a number"),
+        (LINE.partition("19, Avg")[0], "that is cut off"),
+        (LINE.partition(", 0.019, Avg")[0] + " (11-22 10:40:17)", "that is cut off"),  # its time stood in its JSON
     ],
 )
 def test_a_damaged_line_is_named(line, why):
@@ -198,6 +203,46 @@ def test_a_line_that_stands_twice_or_is_cut_off_is_left_out_and_named():
     for line, why in ((LINE, "that the log has twice"), (LINE.partition("Per-pos")[0], "that is cut off")):
         with pytest.raises(UnreadableError, match=why):
             reader.take(line)
+
+
+SGLANG = (
+    "[2026-11-25 10:11:12 TP0] Decode batch, #running-req: 4, #token: 1830, token usage: 0.03, accept len: 2.31, "
+    "accept rate: 0.44, cap len: 4.10, block accept len: 2.52, cuda graph: True, gen throughput (token/s): 812.50, "
+    "#queue-req: 2"
+)
+TIMING = "0.{:02}.000.000 I slot print_timing: id  1 | task {} | "
+BLOCK = (
+    "prompt eval time =     256.50 ms /    44 tokens (    5.83 ms per token,   171.63 tokens per second)",
+    "       eval time =    1743.50 ms /   120 tokens (   14.53 ms per token,    68.83 tokens per second)",
+    "draft acceptance = 0.53333 (   80 accepted /   150 generated), mean acceptance length =  2.60, "
+    "acceptance rate per position = (0.800, 0.500, 0.300)",
+)
+SEVEN = [TIMING.format(5, 7) + line for line in BLOCK]
+
+
+@pytest.mark.parametrize(("form", "lines"), [(VllmLog, [LINE]), (SglangLog, [SGLANG]), (LlamaLog, SEVEN)])
+def test_a_line_that_is_cut_anywhere_tells_no_other_figures_than_the_whole_line(form, lines):
+    """Both where it is all that there is, and behind a whole one, where it is left out."""
+    before = [line.replace("task 7", "task 6").replace(":17 ", ":16 ") for line in lines]
+    (whole,), last = figures_of(form, *lines), lines[-1]
+    assert whole[-2]
+    for end in range(len(last) - 1):
+        for first in ([], before):
+            told = figures_of(form, *first, *lines[:-1], last[:end])[len(first) > 0 :]
+            assert all(mine in (None, (), its) for one in told for mine, its in zip(one, whole, strict=True)), end
+
+
+def figures_of(form, *lines):
+    """(drafted, accepted, accepted by depth, length, rate) of each interval; lines that cannot be read are left out."""
+    reader, told = Log(form, NOW, []), []
+    for line in lines:
+        with suppress(UnreadableError):
+            told += reader.take(line)
+    every = [one.aggregate for one in told + reader.rest(last=True)]
+    lengths = [one.length and f"{one.length:.2f}" for one in every]
+    rates = [one.averages.get(one.rate_name) for one in every]
+    counts = [(one.drafted, one.accepted, one.accepted_at) for one in every]
+    return [(*each, length, rate) for each, length, rate in zip(counts, lengths, rates, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -330,6 +375,10 @@ LOGS = {
         [STEP.format(2, 4), LAUNCH, STEP.format(1, 4)],
         [(1, 4, 2, (1, 1, 0, 0)), (1, 4, 1, (1, 0, 0, 0))],
     ),
+    "blocks alone, as they are pasted": (
+        [*BLOCK[:2], *BLOCK, BLOCK[-1]],
+        [(0, 0, 0, ()), *[(50, 150, 80, (40, 25, 15))] * 2],
+    ),
     # without LLAMA_TRACE, at verbosity 4
     "positions on a line of their own": (
         [line for line in (LLAMA / "trace_two_slots.log").read_text().splitlines() if "draft tokens" not in line],
@@ -349,13 +398,25 @@ def test_what_a_log_tells(lines, figures):
     assert [(one.averages, notes(one)) for one in told if restored] == [({RESTORED: 1}, [f"1 {RESTORED}"])] * restored
 
 
+def test_a_request_whose_beginning_is_not_there_took_as_long_as_its_lines_say(tmp_path):
+    """Without a clock nothing says whether two of them were at once; and each alone is recognised by every verb."""
+    path, lines = tmp_path / "pasted.log", [*SEVEN, *(TIMING.format(15, 8) + line for line in BLOCK)]
+    for pasted, seconds in ((lines, "4.0"), ([*BLOCK, *BLOCK], "0.0"), (BLOCK[-1:], "0.0")):
+        path.write_text("\n".join(pasted))
+        code, out, err = run_here(["report", str(path)])
+        rows = dict(line.rsplit(maxsplit=1) for line in out.splitlines() if len(line.split()) > 1)
+        assert (code, rows["seconds"]) == (0, seconds), err
+        assert rows["output tokens/s"] == ("60.0" if seconds == "4.0" else "–")
+        assert rows["accepted tokens"] == str(80 * -(-len(pasted) // 3))
+
+
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted), max_size=40))
 def test_drafts_are_counted_as_they_were(drafts):
     one = measure(taken([STEP.format(*pair) for pair in drafts]))
     real = [pair for pair in drafts if pair[1]]
     assert (one.drafts, one.accepted, one.drafted) == (len(real), sum(a for a, _ in real), sum(d for _, d in real))
     assert (one.accepted, one.drafted) == (sum(one.accepted_at), sum(one.proposed_at))
-    for wrong in (STEP.format(5, 4), STEP.format(1, 9999), END.format(5, 4, "1.0")):
+    for wrong in (STEP.format(5, 4), STEP.format(1, 9999), END.format(5, 4, "1.00")):
         with pytest.raises(UnreadableError, match="tokens accepted"):
             Log(LlamaLog, WHEN, []).take(wrong)
 

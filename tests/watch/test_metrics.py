@@ -244,6 +244,12 @@ RESULTS = {
         (),
         "1 + accepted / drafts",
     ),
+    "mlx-vlm response": (
+        {"model": "m", "timings": {"predicted_n": 60, "draft_rounds": 20, "draft_n": 60, "draft_n_accepted": 40}},
+        (20, 60, 40, 60),
+        (),
+        "mean acceptance length",
+    ),
     "list of accepted tokens": ({"accepted_lengths": [0, 2, 1]}, (3, None, 3, None), (2, 1), "without its bonus"),
 }
 
@@ -306,6 +312,47 @@ acceptance at token 1: {}
 acceptance at token 2: {}
 """
 BEFORE, AFTER = BLOCK.format(9243, 1.82, 0.56, 0.19, 0.07), BLOCK.format(12366, 2.10, 0.65, 0.30, 0.15)
+
+
+BENCH = """\
+============ Serving Benchmark Result ============
+Successful requests:                     200
+Benchmark duration (s):                  40.00
+Total input tokens:                      51200
+Total generated tokens:                  {}
+Total generated tokens (retokenized):    99
+-------------------{}-------------------
+"""
+VLLM_BENCH = (
+    BENCH.format(18000, "Speculative Decoding")
+    + """\
+Acceptance rate (%):                     40.00
+Acceptance length:                       1.80
+Drafts:                                  10000
+Draft tokens:                            20000
+Accepted tokens:                         8000
+Per-position acceptance (%):
+  Position 0:                            55.00
+  Position 1:                            25.00
+==================================================
+"""
+)
+SGLANG_BENCH = BENCH.format(6000, "") + "Accept length:                           2.40\n"
+
+
+def test_the_blocks_that_serving_benches_print(tmp_path):
+    """One after the other, in a log of a container; and what a person copied of one."""
+    lines = (VLLM_BENCH + SGLANG_BENCH).splitlines()
+    (tmp_path / "a.txt").write_text("".join(f"bench-1  | {line}   \n" for line in lines))
+    _, told = read(tmp_path / "a.txt")
+    one, other = (each.aggregate for each in told)
+    assert (one.source, one.drafts, one.drafted, one.accepted) == ("serving bench", 10000, 20000, 8000)
+    assert (one.accepted_at, one.proposed_at) == ((5500, 2500), (10000, 10000))
+    assert (other.drafts, other.accepted, other.length) == (None, None, 2.4)
+    assert [(each.aggregate.emitted, each.aggregate.requests) for each in told] == [(18000, 200), (6000, 200)]
+    assert [(each.end_ns - each.start_ns) / 1e9 for each in told] == [40, 40]
+    (tmp_path / "b.txt").write_text("Mean TTFT (ms): 21.5\nAcceptance length: 3.06\nPosition 0: 76.56\n")
+    assert "3.06 (n not given)" in said(["report", str(tmp_path / "b.txt")])[0]
 
 
 def test_the_block_of_vllms_example_before_and_after_a_change(tmp_path, monkeypatch):
@@ -426,6 +473,15 @@ def test_an_answer_of_sglang_under_the_names_of_its_version(version):
     of_each = {"spec_tokens_details": [META | {"spec_verify_ct": 43} | figures] * 2}
     two = read_json({"id": "f00d", "object": "chat.completion", "choices": [], "sglext": of_each}, 7)
     assert [(each.aggregate.request, each.aggregate.emitted) for each in two] == [("f00d 0", None), ("f00d 1", None)]
+
+
+def test_the_timings_of_an_answer_of_llamacpp_alone(tmp_path):
+    """As jq .timings leaves them."""
+    whole = json.loads((PEOPLE / "llamacpp" / "chat.json").read_text())
+    (tmp_path / "t.json").write_text(json.dumps(whole["timings"], indent=2))
+    assert "78.3%" not in said(["report", str(tmp_path / "t.json")])[0]
+    one, other = (read_json(each, 7)[0].aggregate for each in (whole, whole["timings"]))
+    assert (one.drafted, one.accepted, one.emitted) == (other.drafted, other.accepted, other.emitted)
 
 
 def test_what_has_no_counts_is_refused_by_name(tmp_path):

@@ -78,6 +78,11 @@ def test_several_responses_and_what_is_damaged_among_them(tmp_path):
         ("[]", "holds nothing that watch recognises"),
         ("# HELP x y\n# TYPE x gauge\nx 1\n", "has no speculation metrics"),
         ("# HELP x y\nvllm:{{{", "is not Prometheus text"),
+        (
+            "SpecDecoding metrics: Mean acceptance length: 1.",
+            "no speculation figures; left out 1×: .*without its acc",
+        ),
+        ("[2026-11-25 10:11:12] Decode batch, accept len: 1.", "no speculation figures; left out 1×: .*is cut off"),
     ],
 )
 def test_a_file_with_nothing_in_it_says_why(tmp_path, content, why):
