@@ -16,7 +16,7 @@ SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (10221, 9300),
     "remote": (1700, 1700),
-    "watch": (1941, 1850),
+    "watch": (1979, 1850),
     "analyze": (19229, 15700),
     "measure": (3834, 3300),
     "engine": (2350, 2350),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70528, 64500),
+    "all": (70566, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500

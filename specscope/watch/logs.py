@@ -499,7 +499,7 @@ class LlamaLog(LogReader):
     def _request(self, name: str) -> _Request:
         make_room(self._requests, name)
         time = _ns(self._now) if self._start is None else self._start + self._last
-        request = self._requests[name] = self._requests.pop(name, None) or _Request(time)  # the last one now
+        self._requests[name] = request = self._requests.pop(name, _Request(time))  # the last one now
         request.ended = max(time, request.began)
         return request
 
