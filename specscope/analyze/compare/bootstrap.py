@@ -5,7 +5,7 @@ which takes the variation between prompts out of the difference. The interval is
 bootstrap's standard error times sqrt(n / (n - 1)): with a dozen requests, plain percentiles cover less than their
 nominal level. An end x of it is the difference 2 sqrt(A B) sinh(x / 2), which is B - A where x is log(B / A), and the
 same with its sign changed where the sides change places. Where a side is 0, or a figure may be negative, the difference
-takes the logarithm's place. It ends where either figure does.
+takes the logarithm's place. It ends where either figure does. In per cent it is the same interval, over A.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class Estimate:
     percent: bool = False  # whether it is a share
     unit: str = "request"  # what a cluster is
     without_interval: str = ""  # why there is none, where more data would not help
-    relative: tuple[float, float] | None = None  # the interval of B / A - 1, where it is one of logarithms
 
     @property
     def nonzero(self) -> bool:
@@ -149,13 +148,14 @@ def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
     of_logs = a > 0 and b > 0 and bool((sides > 0).all())
     spread = np.diff(np.log(sides) if of_logs else sides, axis=1)
     error = float(np.std(spread, ddof=1)) * math.sqrt(n / (n - 1))
-    return spanned(bare, error if error > 1e-12 else 0.0, of_logs=of_logs, signed=ratio.signed)
+    least = -math.inf if ratio.signed else ratio.offset
+    return spanned(bare, error if error > 1e-12 else 0.0, of_logs=of_logs, least=least)
 
 
-def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False) -> Estimate:
+def spanned(bare: Estimate, error: float, *, of_logs: bool, least: float) -> Estimate:
     """With its interval and what follows from it. `error`: the standard error of B - A, `of_logs` of log(B / A).
 
-    A figure that is not `signed` ends at 0, and a share at 1; a change by more than the figure is not called visible.
+    A figure ends at its `least` value, and a share at 1; a change by more than the figure is not called visible.
     """
     a, b, degrees = bare.a or 0.0, bare.b or 0.0, bare.clusters - 1
     change = (math.log(b / a) if of_logs else b - a) if abs(b - a) > SAME else 0.0
@@ -164,9 +164,8 @@ def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False
     visible = a * math.expm1(seen) if of_logs else seen
     ends = change - t * error, change + t * error
     low, high = (2 * math.sqrt(a * b) * math.sinh(end / 2) if of_logs else end for end in ends)
-    reach = math.inf if signed else max(a, 1 - a) if bare.percent else a
-    if not signed:
-        low, high = max(low, -a), min(high, b)
+    reach = math.inf if least < 0 else max(a, 1 - a) if bare.percent else a
+    low, high = max(low, least - a), min(high, b - least)
     if bare.percent:
         low, high = max(low, b - 1), min(high, 1 - a)
     return replace(
@@ -176,7 +175,6 @@ def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False
         high=high,
         p_value=t_two_sided(change / error, degrees) if error else float(not change),
         visible=visible if visible <= reach else None,
-        relative=(math.expm1(ends[0]), math.expm1(ends[1])) if of_logs else None,
     )
 
 

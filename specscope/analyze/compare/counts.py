@@ -208,7 +208,7 @@ def figures(a: CountsSide, b: CountsSide) -> list[Estimate]:
         elif x is not None and y is not None and drafts >= FEWEST_DRAFTS and count >= FEWEST:
             of_logs = x > 0 and y > 0  # error(log x) = error(x) / x
             error = math.hypot(x_error / x, y_error / y) if of_logs else math.hypot(x_error, y_error)
-            figure = spanned(figure, error, of_logs=of_logs)
+            figure = spanned(figure, error, of_logs=of_logs, least=float(name == TAU))
         found.append(figure)
     return found
 

@@ -78,12 +78,9 @@ def _judge(limit: Threshold, figure: Estimate | None, groups: Mapping[str, Seque
         are = "is" if figure.clusters == 1 else "are"
         few = f"{plural(figure.clusters, figure.unit)} {are} too few for an interval; give more"
         raise UserError(f"--fail-if {limit}: {figure.without_interval or few}")
-    ends = figure.low, figure.high
-    if limit.percent and figure.relative is not None:  # of the older figure
-        ends = a * figure.relative[0], a * figure.relative[1]
-    hit = limit.passed_by_change(a, *ends)
+    hit = limit.passed_by_change(a, figure.low, figure.high)
     least = limit.size * abs(a) if limit.percent else limit.size
-    largest = {Way.DROPS: -ends[0], Way.RISES: ends[1]}.get(limit.way, max(-ends[0], ends[1]))
+    largest = {Way.DROPS: -figure.low, Way.RISES: figure.high}.get(limit.way, max(-figure.low, figure.high))
     outcome = "hit" if hit else "not shown: the interval includes it" if largest > least else "not hit"
     alone = " (by its own interval; after correction for all figures it is not starred)"
     outcome += alone if hit and not figure.significant else ""

@@ -270,7 +270,7 @@ def headline(tau: Estimate | None) -> str:
     both = f"{TAU} {tau.a:.2f} → {tau.b:.2f}, {100 * tau.difference / tau.a:+.1f} %"
     if tau.low is None or tau.high is None:
         return f"{both}; {_too_little(tau)}"
-    low, high = (100 * end for end in tau.relative or (tau.low / tau.a, tau.high / tau.a))
+    low, high = (100 * end for end in (tau.low / tau.a, tau.high / tau.a))
     text = f"{both} (95 %: {low:+.1f} to {high:+.1f} %)"
     if tau.visible is None and not tau.significant:
         return f"{text}; {_too_little(tau)}"

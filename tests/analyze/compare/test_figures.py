@@ -56,10 +56,16 @@ def test_the_interval_is_mirrored_where_the_sides_change_places(a, b, percent):
     if percent and a > 1:
         a, b = a / 10, b / 10
     one, other = (
-        spanned(Estimate("x", *sides, clusters=8, percent=percent), 0.3, of_logs=a > 0) for sides in ((a, b), (b, a))
+        spanned(Estimate("x", *sides, clusters=8, percent=percent), 0.3, of_logs=a > 0, least=0.0)
+        for sides in ((a, b), (b, a))
     )
     assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
     assert one.low <= one.difference <= one.high
+
+
+def test_tau_does_not_fall_below_1():
+    figure = spanned(Estimate("tau", 4.0, 2.0, clusters=3), 1.0, of_logs=True, least=1.0)
+    assert (figure.low, figure.high) == (-3.0, 1.0)
 
 
 def test_too_few_requests_have_no_interval():
