@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 from rich.style import Style
@@ -42,6 +43,7 @@ INKS: dict[Ink, tuple[str, str]] = {
     "rail": ("#3a3f4f", "#c3c5cc"),
     "key": ("bold #7dcfff", "bold #0a6798"),
 }
+WITHOUT_COLOUR = {"bonus": " underline", "recovered": " reverse"}  # beside bold (target) and plain (accepted)
 DARK, LIGHT = (
     Theme(
         f"scope-{name}",
@@ -55,7 +57,7 @@ DARK, LIGHT = (
 
 @cache
 def style(ink: Ink, dark: bool) -> Style:
-    return Style.parse(INKS[ink][not dark])
+    return Style.parse(INKS[ink][not dark] + (WITHOUT_COLOUR.get(ink, "") if os.environ.get("NO_COLOR") else ""))
 
 
 def to_text(line: Line, dark: bool) -> Text:

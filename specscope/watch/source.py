@@ -135,11 +135,12 @@ class File:
         self._regular = stat.S_ISREG(status.st_mode)
         self.endless = follow or not self._regular
         self._changed = datetime.fromtimestamp(status.st_mtime) if self._regular else None
+        self._at_end = False  # of a file that is followed: what comes now was not there before
 
     @property
     def _now(self) -> datetime:
         """When what is read now was written."""
-        return datetime.now() if self._changed is None or self._follow else self._changed
+        return datetime.now() if self._changed is None or self._at_end else self._changed
 
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
         """Its intervals, and notices as text, until it ends or `stop` is set. Raises UserError."""
@@ -190,9 +191,9 @@ class File:
     def _lines(self, number: int, stop: threading.Event) -> Iterator[str]:
         """Each line, and IDLE where there is none for now; for a log that is followed also lines that come later.
 
-        Never blocks for longer than LOOK.
+        JSON needs no newline at its end. Never blocks for longer than LOOK.
         """
-        part = b""
+        part = waiting = b""
         while not stop.is_set():
             if not select.select([number], [], [], LOOK)[0]:
                 yield IDLE
@@ -206,6 +207,10 @@ class File:
                 continue
             if not (self._follow and self._regular):
                 break
+            if part == waiting and part[:1] in b"{[}]" and part.rstrip()[-1:] in (b"}", b"]"):
+                yield part.decode("utf-8", "replace")
+                part = b""
+            waiting, self._at_end = part, self._at_end or not part
             yield IDLE
             stop.wait(LOOK)
         if part:

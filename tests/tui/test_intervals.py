@@ -110,6 +110,13 @@ def test_a_rate_by_depth_carries_its_n_and_a_depth_that_nothing_proposed_is_blan
     assert "corrected" in lines[-4]
 
 
+def test_what_an_interval_does_not_report_is_a_dash_and_no_kinds_of_final_tokens_are_counted():
+    told = Aggregate("x", drafts=80, drafted=82, accepted=14, running=3, accepted_at=(13,), proposed_at=(80,))
+    viewer = over(interval(0, told), interval(1, replace(told, running=None)))
+    assert re.search(r"running +–", drawn(EnginePanel(), viewer, 80)[1])
+    assert "final token" not in drawn(RatesPanel(), viewer)[1]
+
+
 async def test_no_key_is_a_crash_and_the_other_screens_say_what_is_missing():
     keys = "v escape d escape r escape b escape B escape n N j k y f e i escape x space s z z F escape slash escape o O"
     async with running(vllm(5)) as (app, pilot):

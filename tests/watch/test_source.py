@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import json
 import gc
 import io
 import os
@@ -130,6 +131,17 @@ def test_a_log_that_grows_is_followed(tmp_path):
         file.write(lines[4][150:])
         file.flush()
         assert running.wait(2) == [4, 4]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_that_is_followed_needs_no_newline_and_has_the_time_of_its_file(indent, tmp_path):
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(json.loads(text("get_metrics.json")), indent=indent))
+    os.utime(path, (10**9, 10**9))
+    with contextlib.closing(Running(File(str(path), follow=True))) as running:
+        running.wait(1)
+        (interval,) = [one for one in running.told if not isinstance(one, str)]
+        assert interval.end_ns == 10**18
 
 
 def test_a_pipe_is_read_as_it_is_written(tmp_path):

@@ -66,9 +66,10 @@ class Dialogs:
         self._app.push_screen(Ask(question, example, value), answered)
 
     def _list(self) -> ListPanel | None:
-        """The focused list, else the screen's first."""
+        """The focused list, else the first that the screen shows."""
         focused = self._app.focused
-        return focused if isinstance(focused, ListPanel) else next(iter(self._app.screen.query(ListPanel)), None)
+        lists = (panel for panel in self._app.screen.query(ListPanel) if panel.region)
+        return focused if isinstance(focused, ListPanel) else next(lists, None)
 
     def action_filter(self) -> None:
         panel = self._list()

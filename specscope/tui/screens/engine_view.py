@@ -14,13 +14,14 @@ from specscope.trace.record.records import StepRecord
 from specscope.tui.keys import foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
-from specscope.tui.text import Ink, Line, bar, blocks, clean, joined, left, line_width, percent, right
+from specscope.tui.text import NOTHING, Ink, Line, bar, blocks, clean, joined, left, line_width, percent, right
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.rates import undrafted_lines
 
 NAME, NUMBER, MOST = 12, 10, 12
 OTHER_LINES = 4  # of the screen, beside tables and curves
 HIGHEST, WIDEST = 8, 12  # cells of a column
+Curve = tuple[str, Sequence[float | None], str]  # a name, a value for each step or interval, their format
 LONGEST = 400  # steps that are looked back at
 OWNERS: tuple[Ink, ...] = ("accepted", "bonus", "recovered", "target", "accent", "warn")
 KV_ROWS = 3  # at most
@@ -70,14 +71,14 @@ class EnginePanel(Panel):
         curves = _told_values(steps)
         rows = min(max((height - 3) // max(len(curves), 1) - 1, 1), HIGHEST)
         drawn = [line for each in curves for line in [*_curve(*each, rows, room), []]]
-        about = f"up to interval {steps[-1].step:,}, one column per interval; phases and KV blocks are not reported"
+        about = f"up to interval {steps[-1].step:,}, one column each; phases and KV blocks are not reported"
         return Sheet([[(about, "faint")], [], *drawn], [("Engine", "strong")])
 
 
-def _told_values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
+def _told_values(steps: Sequence[StepRecord]) -> list[Curve]:
     """As `_values`, from intervals; leaves out what none of them reports."""
     aggregates = [step.aggregate for step in steps if step.aggregate is not None]
-    curves: list[tuple[str, Sequence[float | None], str]] = [
+    curves: list[Curve] = [
         ("length", [aggregate.length for aggregate in aggregates], "{:.2f}"),
         ("drafts", [aggregate.drafts for aggregate in aggregates], "{:,.0f}"),
         ("tokens", [aggregate.emitted for aggregate in aggregates], "{:,.0f}"),
@@ -85,14 +86,13 @@ def _told_values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], st
         ("waiting", [aggregate.waiting for aggregate in aggregates], "{:.0f}"),
         ("KV usage", [aggregate.kv_usage for aggregate in aggregates], "{:.0%}"),
     ]
-    known = [each for each in curves if any(value is not None for value in each[1])]
-    return [(name, [float(value or 0) for value in values], form) for name, values, form in known]
+    return [curve for curve in curves if any(value is not None for value in curve[1])]
 
 
-def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
-    """(name, one value per step, format) of everything that has a curve."""
+def _values(steps: Sequence[StepRecord]) -> list[Curve]:
+    """Everything that has a curve."""
     counted = [(step, step.left_out or LeftOut()) for step in steps]  # with what trace sampling took out
-    engine = [
+    engine: list[Curve] = [
         ("running", [float(s.running) for s in steps], "{:.0f}"),
         ("waiting", [float(s.waiting) for s in steps], "{:.0f}"),
         ("KV blocks", [float(s.blocks_used) for s in steps], "{:,.0f}"),
@@ -139,14 +139,15 @@ def _on_device(steps: Sequence[StepRecord]) -> dict[str, float]:
     return {name: median(step.device_ns[i] for step in timed) / 1e6 for i, name in enumerate(names)}
 
 
-def _curve(name: str, values: Sequence[float], form: str, rows: int, room: int) -> list[Line]:
+def _curve(name: str, values: Sequence[float | None], form: str, rows: int, room: int) -> list[Line]:
     """Columns `rows` high in `room` cells, with the newest value on the left and the highest on the right."""
-    top, span = max(values), min(room, WIDEST * len(values))
+    known, newest = [value or 0.0 for value in values], NOTHING if values[-1] is None else form.format(values[-1])
+    top, span = max(known), min(room, WIDEST * len(values))
     rows = rows if top > 0 else 1
-    marks = blocks([0 if top <= 0 or v <= 0 else max(1, round(v / top * rows * 8)) for v in values], rows, span)
+    marks = blocks([0 if top <= 0 or v <= 0 else max(1, round(v / top * rows * 8)) for v in known], rows, span)
     lines: list[Line] = []
     for row, mark in enumerate(marks):
-        label, number = (name, form.format(values[-1])) if row == rows - 1 else ("", "")
+        label, number = (name, newest) if row == rows - 1 else ("", "")
         highest = f"max {form.format(top)}" if row == 0 and top > 0 else ""
         lead: Line = [(left(label, NAME), "text"), (right(number, NUMBER), "strong"), ("  ", "text")]
         lines.append([*lead, (left(mark, room), "bar"), (right(highest, MOST + 2), "faint")])

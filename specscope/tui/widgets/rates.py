@@ -46,7 +46,7 @@ class RatesPanel(Panel):
         facts = [*nothing[: max(spare - 2, 2)], _rate_line(counts, width), _means(look, counts, width)]
         lines += facts[: max(spare, 0)]
         spare -= len(facts)
-        if spare >= 1 and counts.kinds:
+        if spare >= 1 and any(counts.kinds.values()):
             lines.append(_kinds(counts, width))
             spare -= 1
         if spare + LEAST >= len(bars) + 1:
