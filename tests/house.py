@@ -16,8 +16,8 @@ SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (10221, 9300),
     "remote": (1700, 1700),
-    "watch": (1979, 1850),
-    "analyze": (19229, 15700),
+    "watch": (1984, 1850),
+    "analyze": (19224, 15700),
     "measure": (3834, 3300),
     "engine": (2350, 2350),
     "plans": (933, 850),
@@ -27,14 +27,14 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (4050, 4050),
     "debug, live": (3232, 3200),
-    "tui": (5522, 5500),
+    "tui": (5526, 5500),
     "cli": (3227, 3100),
     "serve": (1600, 1600),
     "page": (959, 700),
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70566, 64500),
+    "all": (70570, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
