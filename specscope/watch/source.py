@@ -140,7 +140,7 @@ class File:
     @property
     def _now(self) -> datetime:
         """When what is read now was written."""
-        return datetime.now() if self._changed is None or self._at_end else self._changed
+        return datetime.now() if self._changed is None or (self._follow and self._at_end) else self._changed
 
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
         """Its intervals, and notices as text, until it ends or `stop` is set. Raises UserError."""

@@ -2,9 +2,9 @@
 
 import base64
 import contextlib
-import json
 import gc
 import io
+import json
 import os
 import re
 import threading
