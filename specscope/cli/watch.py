@@ -220,7 +220,7 @@ class IntervalRows:
                 say(line)
             self.engines[run.name] = EngineSums(run, "request" if aggregate.is_request else "interval")
         if self._last != run.name:
-            head = "".join(name.rjust(width + 1) for name, width in interval.COLUMNS.items())
+            head = "".join(f" {name:>{width}}" for name, width in interval.COLUMNS.items())
             model = f", {run.info.target}" if run.info.target else ""
             self._line(printable(f"{run.name}{model}"), "bold cyan")
             self._line(f"{head}  by position, of the drafts", "bold")
@@ -228,7 +228,7 @@ class IntervalRows:
         self.engines[run.name].sums.add(aggregate)
         self.engines[run.name].means.add(aggregate)
         texts = interval.cells(record, aggregate)
-        line = "".join(texts[name].rjust(width + 1) for name, width in interval.COLUMNS.items())
+        line = "".join(f" {texts[name]:>{width}}" for name, width in interval.COLUMNS.items())
         parts = (line, interval.by_position(aggregate), *interval.notes(aggregate), printable(aggregate.request))
         self._line("  ".join(filter(None, parts)))
 

@@ -92,6 +92,7 @@ _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
         "backend total_output_tokens | request_throughput total_output_tokens | spec_decode_num_drafts date"
         " | accept_length request_throughput",
     ),
+    (unread("an answer of Loki, whose log `jq -r '.data.result[].values[][1]'` takes out"), "data.result.stream"),
     (watched("metrics from Prometheus's API"), "data.resultType"),
     (
         watched("results of Spec-Bench or EAGLE"),
@@ -135,7 +136,7 @@ _BY_TEXT = (
     (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[\w/]+\.py:|\bSpecDecoding metrics: "),
     (LLAMACPP_PAGE, r"^(?:# (?:HELP|TYPE) )?llamacpp[:_]\w+[ {]"),
     (PAGE, r"\A(?:HTTP/[\d.]+ \d.*\n(?:[\w-]+:.*\n)*)?\s*# (?:HELP|TYPE) \S"),  # curl -i has headers before it
-    (PAGE, r"\A\s*(?:[a-zA-Z_:]\w*:|(?:vllm|sglang)_)\w+(?:\{.*\})? [-+.\w]+(?: \d+)?\s*$"),
+    (PAGE, r"\A\s*(?:[a-zA-Z_:]\w*:|(?:ray_)?(?:vllm|sglang)_)\w+(?:\{.*\})? [-+.\w]+(?: \d+)?\s*$"),
     (
         watched("a printed result with acceptance"),
         r"^\s*(?:num_drafts|mean acceptance length[\w ()]*|accept(?:ance)? length|acceptance at token \d+): *\d",

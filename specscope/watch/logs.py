@@ -171,24 +171,30 @@ def unwrapped(line: str) -> str:
         return line
     if not isinstance(value, dict):
         return line
-    time, within = value.get("time"), value.get("kubernetes", value)
+    time, resource = value.get("time"), value.get("resource")
     if isinstance(value.get("msg"), str) and isinstance(time, int) and 0 <= time < 2**60:  # llama.cpp's: microseconds
         digits = f"{time % (60 * 10**6):08}"
         return f"{time // (60 * 10**6)}.{digits[:2]}.{digits[2:5]}.{digits[5:]} I {value['msg']}"
-    pod = next((str(within[key]) for key in PODS if key in within), "") if isinstance(within, dict) else ""
+    places = [
+        value.get("kubernetes"),
+        value.get("labels"),
+        isinstance(resource, dict) and resource.get("labels"),
+        value,
+    ]
+    pod = next((str(each[key]) for each in places if isinstance(each, dict) for key in PODS if key in each), "")
     longest = max((text for text in value.values() if isinstance(text, str)), key=len, default=line)
     text = next((text for key in TEXTS if isinstance(text := value.get(key), str)), longest)
     stamp = "" if _TIME.search(text) else next(filter(None, (_stamp(value.get(key)) for key in STAMPS)), "")
-    return " ".join(filter(None, (pod and f"[{pod}]", text.rstrip(), stamp)))
+    return " ".join(filter(None, (stamp, pod and f"[{pod}]", text.rstrip())))
 
 
 def _stamp(time: object) -> str:
-    """When a line of JSON was written, as vLLM has it; "" for what is no time. Numbers may count parts of seconds."""
+    """When a line of JSON was written; "" for what is no time. Numbers may count parts of seconds."""
     text = str(time)
     try:
         if not re.fullmatch(r"\d{10,19}(?:\.\d{1,9})?", text):
-            return f"({datetime.fromisoformat(text).astimezone():%m-%d %H:%M:%S})"
-        return f"({datetime.fromtimestamp(int(text[:10])):%m-%d %H:%M:%S})"
+            return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}"
+        return f"{datetime.fromtimestamp(int(text[:10])):%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):
         return ""
 

@@ -89,8 +89,10 @@ BY_PREFIX = {names.prefix: names for names in (VLLM, SGLANG, LLAMACPP)}
 def named(name: str) -> tuple[Names, str] | None:
     """The names of the engine that a metric is of, and what it calls it; None for a metric of no engine.
 
-    A collector writes an underscore for the colon, and both a collector and vLLM's Python class leave out `_total`.
+    A collector writes an underscore for the colon, and both a collector and vLLM's Python class leave out `_total`;
+    Ray has its own name before vLLM's.
     """
+    name = name.removeprefix("ray_")
     names = next((names for prefix, names in BY_PREFIX.items() if name.startswith((f"{prefix}:", f"{prefix}_"))), None)
     if names is None:
         return None

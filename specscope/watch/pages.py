@@ -40,10 +40,10 @@ IN_SECONDS = 2**27  # of 1974: OpenMetrics has seconds where the text that the p
 ROUNDED_FROM = 10**6  # counts of a page of six digits
 SPECULATED = ("drafts", "drafted", "accepted")
 COUNTS = (*SPECULATED, "emitted", "requests")
-# Labels that do not tell servers apart: they are within an engine, or say how a collector came to it
-WITHIN = re.compile(r"model_name|position|pid|engine|__name__|otel_scope_.*")
+# Labels that do not tell servers apart: they are within an engine, or say how a collector or Ray came to it
+WITHIN = re.compile(r"model_name|position|pid|engine|__name__|otel_scope_.*|Version|SessionName")
 
-_OURS = re.compile(rf"^[ \t]*(?:#[ \t]+(?:HELP|TYPE)[ \t]+)?(?:{'|'.join(BY_PREFIX)})[:_].*", re.MULTILINE)
+_OURS = re.compile(rf"^[ \t]*(?:#[ \t]+(?:HELP|TYPE)[ \t]+)?(?:ray_)?(?:{'|'.join(BY_PREFIX)})[:_].*", re.MULTILINE)
 _EXEMPLAR = re.compile(r" # \{.*")  # of OpenMetrics, behind a sample
 _ANY = re.compile(r"^[ \t]*(?:#|[a-zA-Z_:][\w:]*(?:[ \t]|\{))", re.MULTILINE)
 

@@ -213,7 +213,7 @@ def read_table(text: Iterable[str]) -> dict[str, Any]:
     return {"accept_lengths" if is_final_in else "accepted_lengths": [int(number) for number in numbers]}
 
 
-NOTHING = "no figures of acceptance in it (spec_decode_..., spec_verify_ct, accept_length, timings.draft_n and others)"
+NOTHING = "no figures of acceptance under known names (spec_decode_..., spec_verify_ct, accept_length, draft_n, ...)"
 
 
 def read_json(value: Any, time_ns: int, since: Sequence[Reading] = ()) -> list[ToldInterval]:  # noqa: ANN401

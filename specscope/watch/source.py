@@ -172,7 +172,8 @@ class File:
     def _content(self, kind: kinds.FileKind | None, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
         every = chain([first], lines)
         if kind in kinds.WRAPPED or (kind in kinds.LOGS and looks_like_json(first)):
-            yield from self._log(map(unwrapped, every))
+            wrapped = documents(((0, line.encode()) for line in every), self.name)
+            yield from self._log(unwrapped(text.decode()) for _, text in wrapped)
         elif kind is kinds.TABLE:
             yield from self._read("table", lambda now: read_json(read_table(self._all(every)), now))
         elif looks_like_json(first) and is_array(first):  # it may be one of metrics

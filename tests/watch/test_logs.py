@@ -1,5 +1,6 @@
 """Lines of the logs of vLLM, SGLang and llama.cpp: as recorded, worked out again from any counts, cut or changed."""
 
+import json
 import subprocess
 import sys
 import tracemalloc
@@ -408,6 +409,13 @@ def test_a_request_whose_beginning_is_not_there_took_as_long_as_its_lines_say(tm
         assert (code, rows["seconds"]) == (0, seconds), err
         assert rows["output tokens/s"] == ("60.0" if seconds == "4.0" else "–")
         assert rows["accepted tokens"] == str(80 * -(-len(pasted) // 3))
+
+
+def test_a_block_in_dockers_json_is_of_its_request(tmp_path):
+    lines = ["slot print_timing: id  3 | task 9 | ", *BLOCK, "slot      release: id  3 | task 9 | stop processing"]
+    texts = [{"log": f"{line}\n", "stream": "stderr", "time": "2026-11-26T10:00:10.5Z"} for line in lines]
+    (tmp_path / "docker.log").write_text("".join(f"{json.dumps(each)}\n" for each in texts))
+    assert figures(tmp_path / "docker.log") == [("task 9", 80, 150, 50)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted), max_size=40))

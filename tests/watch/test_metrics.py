@@ -278,10 +278,10 @@ def test_a_result_with_counts_and_what_its_tool_means(tmp_path, source):
         ({"num_drafts": "many"}, "num_drafts: Expected `int`, got `str`"),
         ({"spec_verify_ct": 3}, "without a count of accepted tokens"),
         ({"Acceptance_Length_Histogram": {"one": 1}}, "invalid lengths"),
-        ({"request_throughput": 8.0}, "no figures of acceptance in it"),
+        ({"request_throughput": 8.0}, "no figures of acceptance under known names"),
         ({"error": {"code": 400}, "num_drafts": 3}, "a server error"),
         ({"choices": [], "object": "chat.completion", "timings": {"predicted_n": 4}}, "in which nothing was drafted"),
-        (json.loads(text("chat_n2.json")), "no figures of acceptance in it"),
+        (json.loads(text("chat_n2.json")), "no figures of acceptance under known names"),
         (json.loads(text("chat_minp.json")), "a server error"),
         (broken(per_step_accepted=[0, 1, 1]), "acceptance_histogram does not match per_step_accepted"),
         (broken(per_step_drafted=[3, 3, 0, 6]), "more than was drafted|contradict each other"),
@@ -390,6 +390,8 @@ WRITERS = {
     "fluent": ('{{"kubernetes": {{"pod_name": "v-{}"}}, "level": "x", "message": "', "v-{} 000"),
     "stern as JSON": ('{{"podName": "v-{}", "message": "', "v-{} 000"),
     "Loki": ('{{"labels": {{}}, "pod": "v-{}", "line": "', "v-{} 000"),
+    "logcli": ('{{"labels": {{"pod": "v-{}"}}, "timestamp": "2026-11-26T10:00:10Z", "line": "', "v-{} 000"),
+    "Google's pods": ('{{"resource": {{"labels": {{"pod_name": "v-{}"}}}}, "textPayload": "', "v-{} 000"),
     "Google": ('{{"resource": {{}}, "host": "v-{}", "textPayload": "', "v-{} 000"),
     "CloudWatch": (f'1795597210000,"s{{}} {OWN}', "s{} 000"),
     "ts": (f"1795597210.123 s{{}} {OWN}", "s{} 000"),
@@ -415,6 +417,36 @@ def test_each_server_in_a_stream_of_logs_is_an_engine(tmp_path, form):
     assert [{one["told"]["running"] for one in side} for side in told] == [{8}, {2}]
     assert [round(side[0]["mean_acceptance_length"], 2) for side in told] == [2.8, 1.26]
     assert "length fell: 2.80 → 1.26 (-1.54, " in run_here(["compare", str(path)])[1]  # one beside the other
+
+
+def test_a_log_may_be_one_array_of_json(tmp_path):
+    """As gcloud writes it: two pods that reported the same figures at the same time."""
+    texts = [LOAD.format("", 1, 8), METRICS.format("", 1, *REPLICAS[0][:3])]
+    lines = [{"resource": {"labels": {"pod_name": pod}}, "textPayload": text} for text in texts for pod in ("a", "b")]
+    (tmp_path / "log.json").write_text(json.dumps(lines, indent=2))
+    source, told = read(tmp_path / "log.json")
+    assert [(one.aggregate.engine, one.aggregate.accepted) for one in told] == [("a 000", 360), ("b 000", 360)]
+    assert source.faults.total == 0
+    loki = {"data": {"resultType": "streams", "result": [{"stream": {"pod": "a"}, "values": [["1", texts[1]]]}]}}
+    (tmp_path / "loki.json").write_text(json.dumps(loki))
+    with pytest.raises(UserError, match="is an answer of Loki, whose log `jq"):
+        read(tmp_path / "loki.json")
+
+
+@pytest.mark.parametrize("name", ["ray_vllm_", "ray_vllm:"])
+def test_the_page_of_vllm_under_ray(tmp_path, name):
+    page = text("metrics_after.txt").replace("vllm:", name).replace("{engine", '{SessionName="s",WorkerId="a1",engine')
+    (tmp_path / "ray.txt").write_text("".join(line for line in page.splitlines(True) if line.startswith("ray_")))
+    (told,) = read(tmp_path / "ray.txt")[1]
+    assert counts(told.aggregate) == counts(only(text("metrics_after.txt")))
+    assert told.aggregate.engine == "0 WorkerId a1"
+
+
+def test_a_count_of_many_digits_has_a_space_before_it(tmp_path):
+    (tmp_path / "page.txt").write_text(changed(text("metrics_after.txt"), emitted=7557572))
+    out = said(["watch", str(tmp_path / "page.txt"), "--headless"])[0]
+    (row,) = (line.split() for line in out.splitlines() if line.endswith("0.045 0.019 0.019"))
+    assert "7,557,572" in row
 
 
 def test_two_pages_of_one_server_are_the_interval_between_them(tmp_path, monkeypatch):

@@ -54,6 +54,7 @@ _COUNTS: Sequence[tuple[str, str, str]] = (
     ("vLLM example", "drafts", f"vLLM's mean acceptance length is {_OURS}"),
     ("vLLM example", "accepted_at", "counts by position are estimated from rates printed with two digits"),
     ("serving bench", "drafts", f"the bench's acceptance length is {_OURS}"),
+    ("serving bench", "accepted_at", "counts by position are worked out from its rates"),
     ("AIPerf", "drafts", f"AIPerf's mean_acceptance_length is that of each request: {_OURS}"),
     (
         "Spec-Bench",
