@@ -14,9 +14,9 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10221, 9300),
+    "trace": (10223, 9300),
     "remote": (1700, 1700),
-    "watch": (1984, 1850),
+    "watch": (1993, 1850),
     "analyze": (19224, 15700),
     "measure": (3834, 3300),
     "engine": (2350, 2350),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70570, 64500),
+    "all": (70581, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
