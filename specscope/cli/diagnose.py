@@ -165,7 +165,7 @@ def diagnose(lifetime: Lifetime, /, captures: tuple[str, ...], **flags: Any) -> 
         share_cores()
     with ends_at_once():
         code = reading.judge_each("diagnose", captures, lambda file: judge(file, asked), as_json=asked.as_json)
-    sys.exit(0 if asked.screen else code)
+    sys.exit(code)
 
 
 @dataclass(frozen=True)

@@ -205,8 +205,8 @@ def compare(lifetime: Lifetime, /, captures: tuple[str, ...], screen: bool, as_j
     interval of a change is beyond the limit.
     """
     a, b = _sides(captures, sides["others"])
-    if screen and as_json:
-        raise UserError("--screen shows a screen: leave out --json")
+    if screen and (as_json or sides["limits"]):
+        raise UserError(f"--screen shows a screen: leave out {'--json' if as_json else '--fail-if'}")
     if screen:
         need_terminal(f"specscope compare {' '.join(map(shell_word, captures))}")
     asked = [limit for text in sides["limits"] for limit in parse(text)]
@@ -226,8 +226,7 @@ def compare(lifetime: Lifetime, /, captures: tuple[str, ...], screen: bool, as_j
         compared = Compared(comparison, *read)
         first = lambda look: CompareScreen(look, compared)  # noqa: E731
         run_answer(lifetime, "specscope compare", first, help_lines, read[0].vocabulary)
-        return
-    if as_json:
+    elif as_json:
         _print_json(comparison.to_dict(), (comparison.a, comparison.b), comparison.exit_code)
     else:
         render_comparison(comparison, text_console())
