@@ -23,8 +23,7 @@ class TextStream:
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[str], *, keep_stop: bool = False) -> None:
         """`keep_stop`: whether the stop string that ends the output belongs to it."""
-        self.vocabulary = vocabulary
-        self._detokenizer = Detokenizer(vocabulary)
+        self._detokenizer, self.places = Detokenizer(vocabulary), Detokenizer(vocabulary)  # `places`: of logprobs
         self._stops, self._keep_stop = stops, keep_stop
         self._held = ""
 
@@ -90,7 +89,7 @@ class OutputChoice:
         begins = part.position + 1 - len(self.prompt.tokens)
         new = part.output()[max(len(self.tokens) - begins, 0) :] if part.verdict is not None else []
         self.tokens += new
-        self.logprobs += emitted_logprobs(part, self.stream.vocabulary)[len(part.output()) - len(new) :]
+        self.logprobs += emitted_logprobs(part, len(new), self.stream.places)
         return self.end(end, new) if end is not None else self._add(self.stream.feed(new), new)
 
     def end(self, end: RequestEnd, new: Sequence[int] = ()) -> ChoicePiece | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from specscope.trace.record.records import RequestStep
-from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.record.vocabulary import Detokenizer
 
 LEAST = -9999.0  # for minus infinity, as in vLLM: JSON has none
 
@@ -18,22 +17,19 @@ class TokenLogprobs:
     """One output token's log-probability, and those of the likeliest tokens at its position."""
 
     piece: bytes
+    offset: int  # characters of the choice's text before it
     logprob: float
     top: tuple[tuple[bytes, float], ...]
 
 
-def emitted_logprobs(part: RequestStep, vocabulary: Vocabulary) -> list[TokenLogprobs]:
-    """Those of the tokens that a step emitted; empty where none were requested."""
-    if part.logprobs is None:
-        return []
-
-    def piece(token: int) -> bytes:
-        return vocabulary.pieces.get(token, b"")
-
-    return [
-        TokenLogprobs(piece(entry.token), entry.logprob, tuple((piece(token), value) for token, value in entry.top))
-        for entry in part.logprobs.each(part.output())
-    ]
+def emitted_logprobs(part: RequestStep, new: int, text: Detokenizer) -> list[TokenLogprobs]:
+    """Those of the last `new` tokens that a step emitted, which `text` takes; empty where none were requested."""
+    entries, pieces = [], text.vocabulary.pieces
+    for entry in list(part.logprobs.each(part.output()))[-new:] if part.logprobs is not None and new else ():
+        top = tuple((pieces.get(token, b""), value) for token, value in entry.top)
+        entries.append(TokenLogprobs(pieces.get(entry.token, b""), text.length, entry.logprob, top))
+        text.feed([entry.token])
+    return entries
 
 
 def _text(piece: bytes) -> str:
@@ -42,11 +38,10 @@ def _text(piece: bytes) -> str:
 
 def completion_logprobs(entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """Parallel lists. Likeliest tokens with the same text are one entry, as in OpenAI's form."""
-    texts = [_text(entry.piece) for entry in entries]
     return {
-        "text_offset": [0, *accumulate(map(len, texts))][:-1],
+        "text_offset": [entry.offset for entry in entries],
         "token_logprobs": [max(entry.logprob, LEAST) for entry in entries],
-        "tokens": texts,
+        "tokens": [_text(entry.piece) for entry in entries],
         "top_logprobs": [
             {_text(piece): max(value, LEAST) for piece, value in ((entry.piece, entry.logprob), *entry.top)}
             for entry in entries

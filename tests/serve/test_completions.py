@@ -104,6 +104,20 @@ def test_a_stream_says_the_same(server):
     assert len(pieces) < 24, "a step's tokens come together"
 
 
+def test_a_stream_says_as_the_whole_does_where_each_token_with_logprobs_is_in_its_choice(server):
+    how = {"max_tokens": 24, "temperature": 1, "seed": 1, "logprobs": 0, "n": 2}
+    streamed = [choice for told in events(server.complete(**how, stream=True)) for choice in told["choices"]]
+    for choice in server.complete(**how).json()["choices"]:
+        pieces = [piece["logprobs"] for piece in streamed if piece["index"] == choice["index"]]
+        offsets, text = choice["logprobs"]["text_offset"], choice["text"]
+        assert [offset for piece in pieces for offset in piece["text_offset"]] == offsets
+        texts = [text[begin:end] for begin, end in zip(offsets, [*offsets[1:], len(text)], strict=True)]
+        assert "".join(texts) == text
+        tokens = [token for token in zip(choice["logprobs"]["tokens"], texts, strict=True) if "�" not in token[0]]
+        assert len(tokens) > 5
+        assert all(found.lstrip("�") == own.replace("<unk>", "") for own, found in tokens), "broken characters before"
+
+
 def test_a_chat_and_its_stream_say_the_same(server, twin):
     whole = server.chat(max_completion_tokens=10).json()
     (expected,) = twin.generate([{"role": "user", "content": "hello hello"}], SamplingParams(max_tokens=10))

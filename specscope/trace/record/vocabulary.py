@@ -61,13 +61,14 @@ class Detokenizer:
     """Text of a growing token sequence, character by whole character."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary, self.length = vocabulary, 0  # characters so far
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, tokens: Iterable[int]) -> str:
-        return self._decoder.decode(
-            b"".join(self._vocabulary.pieces.get(t, b"") for t in tokens if t not in self._vocabulary.special)
-        )
+        pieces, special = self.vocabulary.pieces, self.vocabulary.special
+        text = self._decoder.decode(b"".join(pieces.get(t, b"") for t in tokens if t not in special))
+        self.length += len(text)
+        return text
 
     def flush(self) -> str:
         """What is left at the end, replacement characters for a broken tail."""
