@@ -187,13 +187,14 @@ def log_probabilities(c: Columns) -> Iterator[Finding]:
     top_logprob = padded(c.picked, "logprobs", "top_logprob", np.float64, -np.inf)
     raw = _raw(c, path, c.final_row[step], token)
     raw[holding(c.picked, "form")[step]] = np.nan  # there raw p may be what the form left of it
-    listed = (top == token[:, None]) & (token != NO_TOKEN)[:, None]
+    named = token != NO_TOKEN
+    listed = (top == token[:, None]) & named[:, None]
     own = np.where(listed.any(axis=1), np.where(listed, top_logprob, -np.inf).max(axis=1, initial=-np.inf), np.nan)
     least = np.where(np.isfinite(top_logprob), top_logprob, np.inf).min(axis=1, initial=np.inf)
     problems: tuple[tuple[Bools, Callable[[int], str]], ...] = (
         (~np.isfinite(logprob) | (logprob > ERROR), lambda i: f"{logprob[i]:.6g} is not a log-probability"),
         (np.abs(logprob - own) > ERROR, lambda i: f"{logprob[i]:.6g}, and {own[i]:.6g} in its list of the likeliest"),
-        (np.isnan(own) & (logprob > least + ERROR), lambda i: f"{logprob[i]:.6g} is above the likeliest's"),
+        (named & np.isnan(own) & (logprob > least + ERROR), lambda i: f"{logprob[i]:.6g} is above the likeliest's"),
         (np.exp(top_logprob).sum(axis=1) > 1 + ERROR, lambda i: "the likeliest tokens sum to more than 1"),
         (
             (raw > TINY) & (np.abs(logprob - np.log(raw)) > ERROR),
@@ -216,7 +217,7 @@ def _raw(c: Columns, node: Indices, final_row: Indices, token: Indices) -> Doubl
     raw = np.where(there, np.append(e.raw_p, 0)[node], np.nan)
     parent = e.at_row[final_row]
     if e.top.size:
-        same = (e.top[parent] == token[:, None]) & ((node < 0) & (parent >= 0))[:, None]
+        same = (e.top[parent] == token[:, None]) & ((node < 0) & (parent >= 0) & (token != NO_TOKEN))[:, None]
         raw = np.where(same.any(axis=1), np.where(same, e.top_p[parent], 0).max(axis=1, initial=0), raw)
     return raw
 

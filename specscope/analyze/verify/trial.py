@@ -31,6 +31,7 @@ from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.own_rule import OwnRule
 from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import EVIDENCE, FinalKind, Outcome, RequestStep, Verdict
 from specscope.trace.record.rules import is_lossy
 from specscope.trace.record.tree import DraftTree
@@ -54,6 +55,7 @@ IN_PART = {
     "final tokens": "only its probability: token ids are not in this file",
     "target's choice": "only the order: token ids are not in this file",
     "greedy tokens": "only the probabilities: token ids are not in this file",
+    "log-probabilities": "only sums and drafted tokens: token ids are not in this file",
     "outputs": "only the number of tokens: token ids are not in this file",
     "ends": "only ends by length: token ids are not in this file",
 }
@@ -174,8 +176,8 @@ def _told(check: Finding, c: Columns) -> Finding:
     if check.name in BY_TOKENS:
         return Finding(check.name, CheckResult.SKIPPED, check.about, note=c.run.privacy.lack, unit=check.unit)
     if check.name in IN_PART and check.result is not CheckResult.SKIPPED:
-        return replace(check, note=IN_PART[check.name])
-    return check
+        check = replace(check, note=IN_PART[check.name])
+    return replace(check, detail=check.detail.replace(f"token {NO_TOKEN}", "a token"))
 
 
 def _own_rules(c: Columns) -> list[str]:

@@ -16,8 +16,9 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.text import render_trial
-from specscope.analyze.verify.trial import judge
+from specscope.analyze.verify.trial import IN_PART, judge
 from specscope.speculate import sampling
+from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, resource_attributes
@@ -25,6 +26,7 @@ from tests.analyze.audit import runs as runs_of
 from tests.analyze.audit.runs import RULES, drained, run
 from tests.analyze.edits import TRACES, changed, check, edited, of, sample
 from tests.analyze.histories import history as history_of
+from tests.analyze.histories import write
 from tests.analyze.texts import page
 from tests.engines import HEAD, fresh, pressed
 from tests.trace import strategies
@@ -142,11 +144,19 @@ def ran(bench, name, rule, count=3):
     ("name", "rule", "count"),
     [("eagle dynamic", "greedy", 3), ("draft tree", "all", 1), ("eagle dynamic", "penalties", 0), ("ngram", "bias", 5)],
 )
-def test_a_healthy_run_passes_whatever_shapes_its_tokens(bench, name, rule, count):
+def test_a_healthy_run_passes_whatever_shapes_its_tokens(bench, tmp_path, name, rule, count):
     engine, history = ran(bench, name, rule, count)
     emitted = sum(part.emitted for record in history.steps for part in record.requests)
     for found in (check(history, NAME), bench.audit(engine, history).finding(NAME)):
         assert (found.result, found.tested, found.unit) == (CheckResult.PASSED, emitted, "token")
+    found = check(nameless(history, tmp_path), NAME)
+    assert (found.result, found.tested, found.note) == (CheckResult.PASSED, emitted, IN_PART[NAME])
+
+
+def nameless(history, folder):
+    """As it is read where it was recorded without token ids."""
+    path = write(history, folder / "nameless.jsonl", dataclasses.replace(history.run, privacy=Privacy.NO_TOKENS))
+    return read_capture(path).history
 
 
 def test_a_run_that_asked_for_none_is_not_judged(runs):
@@ -176,7 +186,7 @@ def sampled(bench):
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_by_verify_and_by_audit_alone(bench, sampled, fault):
+def test_a_fault_is_named_by_verify_and_by_audit_alone(bench, sampled, fault, tmp_path):
     engine, healthy = sampled
     history = changed(healthy, lambda part: dataclasses.replace(part, logprobs=FAULTS[fault](part.logprobs)))
     trial, audited = judge(history, source="run"), bench.audit(engine, history)
@@ -185,3 +195,5 @@ def test_a_fault_is_named_by_verify_and_by_audit_alone(bench, sampled, fault):
     for found in (examine(history), examine(healthy, audited=audited)):
         assert [suspect.cause for suspect in found.faults] == [Cause.LOGPROBS]
         assert not found.unexplained
+    (failed,) = judge(nameless(history, tmp_path), source="run").failed
+    assert (failed.name, "-1:" in failed.detail) == (NAME, False)
