@@ -202,10 +202,10 @@ class Commands:
 
     @command("STEP|NAME[@N]|start|end")
     def do_goto(self, text: str) -> str:
-        """Go to just after STEP, to step N of request NAME (NAME alone selects it), or to the start or end."""
+        """Go to just after STEP, to step N of request NAME (NAME alone selects it), or the start or last step (end)."""
         history = self.session.history
         if text in ("start", "end"):
-            return self.stopped(self.session.goto(-1 if text == "start" else len(history.steps) - 1))
+            return self.stopped(self.session.goto(-1) if text == "start" else self.session.goto_end())
         number = whole(text)
         if number is not None:
             return self.stopped(self.session.goto_step(number))

@@ -248,6 +248,11 @@ class Session:
             pass
         return self._stop(StopReason.END if record is None else StopReason.STEP)
 
+    def goto_end(self) -> Stop:
+        """Go to the last step that was ever reached, or before the first where none was."""
+        known = [*self.history.steps[-1:], *self._undone[-1:]]
+        return self.goto_step(max(record.step for record in known)) if known else self.goto(-1)
+
     def goto_request(self, name: str, index: int | None) -> Stop:
         """Make a request the current one and go to just after its step of that number, or run on to it."""
         request = self.history.requests[name]

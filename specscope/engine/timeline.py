@@ -138,7 +138,7 @@ class Timeline:
         steps = [self.step if moment.record is None else moment.record.step for moment in self.moments]
         if step not in steps:
             known = (*steps, self.step)[0]
-            raise UserError(f"cannot go back to step {step}: only steps {known} to {self.step} are kept")
+            raise UserError(f"cannot go back to before step {step}: only steps {known} to {self.step} are kept")
         index = steps.index(step)
         self.rewound, moment = True, self.moments[index]
         marks = (*moment.running, *moment.waiting)

@@ -111,6 +111,14 @@ def test_live_and_over_a_capture_everything_reads_the_same(engine, capture):
             assert said[0] == said[1], line
 
 
+def test_the_end_of_an_engine_that_went_back_is_the_last_step_that_it_reached(engine):
+    engine.run("next 6")
+    reached = engine.run("where")
+    engine.run("reverse-next 3")
+    engine.run("goto end")
+    assert engine.run("where") == reached
+
+
 def test_phases_one_by_one(engine):
     engine.run("next 3")
     assert "schedule done, of step 3" in engine.run("step")
