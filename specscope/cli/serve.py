@@ -93,7 +93,8 @@ def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: A
 
     if screen:
         sys.exit(_beside_screen(lifetime, flags["shutdown_seconds"] + GRACE_SECONDS))
-    config, outputs = engine_config(flags), output_settings(flags, output, unattended=True)
+    config = engine_config(flags)
+    outputs = replace(output_settings(flags, output, unattended=True), model=flags["name"])
     options = replace(_options(flags), privacy=outputs.privacy, ratio=outputs.ratio)
     sys.exit(_serve(config, options, outputs, lifetime))
 

@@ -1,10 +1,14 @@
 """The page at /metrics, over HTTP: its two forms, and what vLLM's dashboard asks of it."""
 
+import re
+
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from specscope.trace.metrics import OPENMETRICS
+from specscope.trace.wire.outputs import Outputs
+from tests.processes import free_port
 from tests.serve.running import http, running
 from tests.support.commands import run_here
 from tests.waiting import until
@@ -69,6 +73,18 @@ def test_exemplars_where_the_scraper_takes_openmetrics(server):
         assert kind == PLAIN
         assert " # {" not in text
         assert "# EOF" not in text
+
+
+def test_the_page_at_the_metrics_port_names_the_model_as_the_server_does(served_engine, monkeypatch):
+    asked, port = [], free_port()
+    monkeypatch.setattr("specscope.cli.serve._serve", lambda config, *how: asked.extend(how[:2]) or 0)
+    assert run_here(["serve", "--served-model-name", "mine", "--metrics-port", str(port)])[0] == 0
+    outputs = Outputs(asked[1], served_engine.bus, served_engine.run_info, served_engine.vocabulary, None)
+    with running(served_engine, name=asked[0].name) as server:
+        pages = [used(server).url, f"http://127.0.0.1:{port}"]
+        texts = [http.get(f"{url}/metrics").text for url in pages]
+    outputs.close()
+    assert [set(re.findall(r'model_name="(.*?)"', text)) for text in texts] == [{"mine"}, {"mine"}]
 
 
 def test_a_server_that_sends_no_spans_gives_no_exemplars(served_engine, monkeypatch):

@@ -46,6 +46,7 @@ class OutputOptions:
     existing: Existing = Existing.REPLACE  # what becomes of an older capture
     drops: bool = False  # whether steps are dropped where the capture's disk is full: else the run ends
     service: str = ""  # the service's name in spans; "" leaves it to the OTEL_* variables
+    model: str | None = None  # the model's name in metrics; None: the target's
 
 
 def check_metrics_port(port: int) -> None:
@@ -138,7 +139,8 @@ class Outputs:
             return
         from specscope.trace.metrics import Metrics
 
-        metrics = Metrics(run.target, engine=engine, lost=lambda: self._bus.lost, run=run, ratio=options.ratio)
+        model, lost = options.model or run.target, lambda: self._bus.lost
+        metrics = Metrics(model, engine=engine, lost=lost, run=run, ratio=options.ratio)
         self._bus.subscribe(metrics)
         self._closers.append(metrics.close)
         metrics.serve_prometheus(options.metrics_port)
