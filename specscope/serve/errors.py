@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from specscope.errors import UserError
 from specscope.remote.http import Refusal
+from specscope.trace.record.params import PARAM_NAMES
 
 JSON = "application/json"
 
@@ -55,6 +57,12 @@ def of_refusal(refusal: Refusal) -> ApiError:
     """A request that the HTTP server refused before the application saw it."""
     more = ": --max-body raises it" if refusal.status == 413 else ""
     return ApiError(refusal.status, refusal.message + more, headers=refusal.headers)
+
+
+def cannot_run(error: UserError) -> ApiError:
+    """A request that the engine refuses, for the field with which the message begins, where it does."""
+    name = str(error).split(maxsplit=1)[0].rstrip(":")
+    return ApiError(400, str(error), name if name in PARAM_NAMES else None)
 
 
 def full() -> ApiError:

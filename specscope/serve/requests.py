@@ -27,8 +27,10 @@ def _not_here(names: str, *harmless: Any, instead: str = "leave it out") -> Refu
 # do instead. They are refused in a body, in its structured_outputs and in each message.
 REFUSED: Refusals = {
     **_not_here("prompt_logprobs truncate_prompt_tokens repetition_detection structural_tag prompt_embeds audio"),
-    **_not_here("web_search_options reasoning_effort"),
+    **_not_here("web_search_options reasoning_effort thinking_token_budget logprob_token_ids whitespace_pattern"),
     **_not_here("use_beam_search return_token_ids return_tokens_as_token_ids echo continue_final_message", False),
+    **_not_here("disable_any_whitespace disable_additional_properties watermarking", False),
+    **_not_here("return_token_offsets return_prompt_text", False),
     **_not_here("skip_special_tokens add_generation_prompt", True),
     **_not_here("logits_processors tools tool_calls functions documents", []),
     **_not_here("tool_choice function_call", "none", "auto"),
@@ -142,7 +144,7 @@ class ChatRequest(Sampling, kw_only=True):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
-    max_completion_tokens: Tokens | None = None  # wins over max_tokens; without both, what the context has left
+    max_completion_tokens: Tokens | None = None  # wins over max_tokens; without both, all that fit
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] | None = None

@@ -21,7 +21,7 @@ from specscope.errors import UserError
 from specscope.remote.http import Limits
 from specscope.serve.calls import Call, OutputChoice, Router, TextStream
 from specscope.serve.engine_thread import EngineThread
-from specscope.serve.errors import ApiError, full, stopping
+from specscope.serve.errors import ApiError, cannot_run, full, stopping
 from specscope.serve.forms import Form
 from specscope.serve.requests import ChatRequest, CompletionRequest, ResponseFormat, Sampling
 from specscope.trace.metrics import Metrics
@@ -53,7 +53,7 @@ def prompts_of(asked: Sampling) -> list[Prompt]:
 
 
 def params_of(asked: Sampling, seed: int, room: int) -> SamplingParams:
-    """A request's sampling parameters. `seed`: used where it gives none; `room`: tokens left in a chat's context.
+    """A request's sampling parameters. `seed`: used where it gives none; `room`: tokens that a chat may make.
 
     Raises ApiError that names the field.
     """
@@ -70,7 +70,7 @@ def params_of(asked: Sampling, seed: int, room: int) -> SamplingParams:
     try:
         return SamplingParams(**{name: value for name, value in values.items() if value is not None})
     except UserError as error:
-        raise ApiError(400, str(error), str(error).split(maxsplit=1)[0].rstrip(":")) from None
+        raise cannot_run(error) from None
 
 
 def _check_together(asked: Sampling) -> None:
@@ -91,18 +91,18 @@ def _by_kind(asked: Sampling, room: int) -> tuple[int, int | None]:
 
 
 def structured_of(asked: Sampling) -> dict[str, Any] | None:
-    """The form of the output, by vLLM's names; response_format wins, as in vLLM. Raises ApiError."""
-    form = asked.response_format
-    if form is not None and form.type != "text":
-        return _of_format(form)
+    """The form of the output, by vLLM's names; response_format is one more, as in vLLM. Raises ApiError."""
+    form = _of_format(asked.response_format)
     if asked.structured_outputs is None:
-        return None
-    given = msgspec.structs.asdict(asked.structured_outputs)
+        return form
+    given = msgspec.structs.asdict(asked.structured_outputs) | (form or {})
     values = {name: value for name, value in given.items() if value is not None}
     return values | ({"choice": tuple(values["choice"])} if "choice" in values else {})
 
 
-def _of_format(form: ResponseFormat) -> dict[str, Any]:
+def _of_format(form: ResponseFormat | None) -> dict[str, Any] | None:
+    if form is None or form.type == "text":
+        return None
     if form.type == "json_object":
         return {"json_object": True}
     if form.json_schema is None or form.json_schema.schema is None:
@@ -210,7 +210,7 @@ class Service:
         template = (asked.chat_template_kwargs or {}) if isinstance(asked, ChatRequest) else {}
         encoded = [await self._encode(prompt, template) for prompt in prompts]
         self._check_room(len(prompts) * n)  # others may have come meanwhile
-        room = self.engine.max_context - max(len(prompt.tokens) for prompt in encoded)
+        room = self.engine.scheduler.room.longest - max(len(prompt.tokens) for prompt in encoded)
         params = params_of(asked, self._seed % 2**63, room)
         self._seed += len(prompts) * n * (asked.seed is None)
         await self._compile(params)
@@ -304,7 +304,7 @@ class Service:
         except UserError as error:
             if self.thread.stopping:
                 raise stopping() from None
-            raise ApiError(400, str(error), str(error).split(maxsplit=1)[0].rstrip(":")) from None
+            raise cannot_run(error) from None
         except asyncio.CancelledError:
             call.close()  # the client disconnected while the engine was busy
             raise

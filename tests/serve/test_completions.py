@@ -19,7 +19,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SERVER, Encoder, SpanLevel
-from tests.engines import tiny_engine
+from tests.engines import fresh, pressed, tiny_engine
 from tests.searching import of_file, rows, tells
 from tests.serve.running import running
 from tests.support.records import received
@@ -128,6 +128,17 @@ def test_a_chat_and_its_stream_say_the_same(server, twin):
     for index in range(2):
         texts = [c["delta"].get("content", "") for one in told for c in one["choices"] if c["index"] == index]
         assert "".join(texts) == expected.text
+
+
+def test_a_chat_may_grow_to_what_the_kv_cache_holds_and_an_error_that_is_of_no_field_names_none(twin):
+    blocks = twin.runner.cache.pool.blocks
+    pressed(twin, 6)
+    with running(twin) as server:
+        chat = server.chat(max_tokens=None, ignore_eos=True).json()
+        error = server.complete(max_tokens=500).json()["error"]
+    fresh(twin, blocks)
+    assert (chat["choices"][0]["finish_reason"], chat["usage"]["total_tokens"]) == ("length", 6 * 16 + 1 - 3)
+    assert (error["message"].partition(":")[0], error["param"]) == ("the request does not fit", None)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -73,6 +73,8 @@ def test_errors_have_one_shape(server):
         ({"best_of": 2}, "best_of"),
         ({"guided_json": {}}, "guided_json"),
         ({"structured_outputs": {"regex": "a", "structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
         *(
             ({"structured_outputs": form}, "structured_outputs")
             for form in ({"regex": "(a"}, {"json": {"$ref": "#"}}, {"regex": "a", "choice": ["b"]}, {})
