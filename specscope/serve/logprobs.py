@@ -50,6 +50,7 @@ def completion_logprobs(entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """An entry for each token, with its bytes and its likeliest tokens."""
 
     def entry(piece: bytes, value: float) -> dict[str, Any]:
         return {"token": _text(piece), "logprob": max(value, LEAST), "bytes": list(piece)}
