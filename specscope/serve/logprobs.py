@@ -24,7 +24,8 @@ class TokenLogprobs:
 
 def emitted_logprobs(part: RequestStep, new: int, text: Detokenizer) -> list[TokenLogprobs]:
     """Those of the last `new` tokens that a step emitted, which `text` takes; empty where none were requested."""
-    entries, pieces = [], text.vocabulary.pieces
+    entries: list[TokenLogprobs] = []
+    pieces = text.vocabulary.pieces
     for entry in list(part.logprobs.each(part.output()))[-new:] if part.logprobs is not None and new else ():
         top = tuple((pieces.get(token, b""), value) for token, value in entry.top)
         entries.append(TokenLogprobs(pieces.get(entry.token, b""), text.length, entry.logprob, top))
