@@ -38,6 +38,7 @@ from specscope.tree_shape import MAX_NODES
 # Of settings: trees, depths of a chain, and what makes TensorRT-LLM draft a chain
 ADJACENCY, ONE_MODEL = "tree_adj", "eagle3_one_model"
 CHOICES, DEPTHS = ("eagle_choices", "medusa_choices", ADJACENCY), ("max_draft_len", "num_speculative_tokens")
+DYNAMIC = ("max_total_draft_tokens", "max_draft_len", "dynamic_tree_max_topK")  # of TensorRT-LLM
 SUFFIXES = (".json", ".yaml", ".yml", ".txt")
 NOTATIONS = "a notation that specscope reads: `specscope tree --help` lists them"
 
@@ -166,6 +167,10 @@ def _settings(text: str) -> tuple[str, str]:
     part = next((part for part in parts if isinstance(part, dict) and part.keys() & {*CHOICES, *DEPTHS}), {})
     if len(trees := [key for key in CHOICES if part.get(key)]) > 1:
         raise UserError(f"there are two trees, {' and '.join(trees)}: leave one")
+    if part.get("use_dynamic_tree"):
+        if missing := next((key for key in DYNAMIC if part.get(key) is None), None):
+            raise UserError(f"TensorRT-LLM's dynamic tree needs {missing}")
+        return "dynamic:{},depth={},top={}".format(*map(part.get, DYNAMIC)), "TensorRT-LLM's use_dynamic_tree"
     if (depth := part.get(DEPTHS[0])) is not None and (part.get(ONE_MODEL) or not trees):
         return str(depth), f"TensorRT-LLM's {DEPTHS[0]}, a chain{f': it has {ONE_MODEL}' * bool(part.get(ONE_MODEL))}"
     if trees == [ADJACENCY]:

@@ -50,7 +50,7 @@ KINDS = (
     Kind("dflash2", DraftedBy.HEAD, "DFlash2", one_pass=True, words=("dflash2",)),
     Kind("dflash", DraftedBy.HEAD, "DFlash", runs=True, one_pass=True, words=("dflash",), key="dflash_config"),
     Kind("medusa", DraftedBy.HEAD, "Medusa", words=("medusa",), key="medusa_num_heads"),
-    Kind("hydra", DraftedBy.HEAD, "Hydra", words=("hydra",)),
+    Kind("hydra", DraftedBy.HEAD, "Hydra", words=("hydra",), key="hydra_num_heads"),
     Kind("mtp", DraftedBy.HEAD, "MTP", "1", True, True, also=("frozen_kv_mtp",), words=("mtp", "nextn")),
     Kind("mlp_speculator", DraftedBy.HEAD, "MLP speculator", words=("mlp_speculator", "mlpspeculator")),
 )
@@ -143,6 +143,7 @@ VALUES: Mapping[str, Holds] = {  # and in an EAGLE head
     **dict.fromkeys(("bias", "mlp_bias", "pard_token", "ptd_token_id", *FLAGS), lambda _: True),
     **dict.fromkeys((*IN_EAGLE, "next_layer_regular"), _is(True)),
     "parallel_draft_step": _is(1),
+    "transformer_layer_architecture": _is("auto", "LlamaDecoderLayer"),  # speculators'
 }
 # By the authors' names; those of the last line are of no use
 TENSORS = re.compile(

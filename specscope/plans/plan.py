@@ -29,9 +29,9 @@ LONGEST = 100_000  # characters
 _DYNAMIC = re.compile(r"(?P<nodes>[0-9]{1,6})(?:,depth=(?P<depth>[0-9]{1,6}))?(?:,top=(?P<top>[0-9]{1,6}))?")
 SGLANG = ("num_steps", "eagle_topk", "num_draft_tokens")
 # As flags of a command line, as keys of a file of settings, or three numbers alone
-_NAMED = [re.compile(rf"speculative[-_]{re.sub('_', '[-_]', name)}\W{{1,4}}([0-9]{{1,6}})\b") for name in SGLANG]
+_NAMED = [re.compile(rf"speculative[-_]{re.sub('_', '[-_]', name)}\W{{1,40}}([0-9]{{1,6}})\b") for name in SGLANG]
 _NUMBERS = re.compile(r"([0-9]{1,6})[, ]\s*([0-9]{1,6})[, ]\s*([0-9]{1,6})")
-_CONFIG = re.compile(r"\s*\{|.{0,10000}?(?:--speculative-config|-sc)[ =]", re.DOTALL)
+_CONFIG = re.compile(r"(?:\bspeculative[-_]config|(?<!\S)-sc)\b[^\w{]{1,40}(?=\{)|\A\s*(?=\{)")
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,8 @@ def translated(text: str) -> tuple[str, str]:
         return _sglang(*(int(match[1]) for match in named if match))
     if numbers := _NUMBERS.fullmatch(text.strip()):
         return _sglang(*map(int, numbers.groups()))
-    return _vllm(text) if _CONFIG.match(text) and "{" in text else (text, "")
+    found = [match.end() for match in _CONFIG.finditer(text)]  # the last one: JSON may be around a command line
+    return _vllm(text[found[-1] :]) if found else (text, "")
 
 
 def _sglang(steps: int, top: int, tokens: int) -> tuple[str, str]:
@@ -174,7 +175,8 @@ def _sglang(steps: int, top: int, tokens: int) -> tuple[str, str]:
 
 def _vllm(text: str) -> tuple[str, str]:
     try:
-        config = msgspec.convert(json.JSONDecoder().raw_decode(text, text.index("{"))[0], _VllmConfig)
+        plain = text.replace('\\"', '"') if re.match(r'\{\s*\\"', text) else text  # within quotes
+        config = msgspec.convert(json.JSONDecoder().raw_decode(plain)[0], _VllmConfig)
     except (ValueError, RecursionError) as error:  # ValueError: of both
         why = str(error).replace(" - at `$.", " in `")
         raise UserError(f"cannot read the tree of the configuration {short(text)}: {why}") from None

@@ -112,7 +112,7 @@ _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
     (SHAREGPT, "conversations | conversation"),
     (FileKind("SPEED-Bench's data set", ReadAs.PROMPTS), "turns multiturn | messages question_id"),
     (FileKind("Spec-Bench's or MT-bench's data set", ReadAs.PROMPTS), "turns | prompt prompt_id"),
-    (watched("a response of SGLang"), "meta_info | sglext choices"),
+    (watched("a response of SGLang"), "meta_info | sglext choices | internal_states.avg_spec_accept_length"),
     (watched("figures of a request of vLLM"), "spec_decode_metrics | num_draft_tokens"),
     (ANSWER, "choices object | choices usage | metrics.speculative_decoding"),
     (LLAMACPP_JSON_LOG, "type time level msg"),

@@ -135,12 +135,13 @@ def _counts(prefix: str, drafts: str, drafted: str, accepted: str, **others: str
     return own | {key: name for name, key in others.items()}
 
 
+_AVERAGE = "avg_spec_accept_length"  # of SGLang, since the server started
 _BENCH = Tool(
     "serving bench",
     "spec_decode_num_drafts",
     _counts("spec_decode_", "num_drafts", "draft_tokens", "accepted_tokens", emitted="total_output_tokens")
     | {"completed": "requests"},
-    {"spec_decode_acceptance_length": LENGTH, "accept_length": "avg_spec_accept_length"},
+    {"spec_decode_acceptance_length": LENGTH, "accept_length": _AVERAGE},
     rates="spec_decode_per_position_acceptance_rates",
 )
 _ANSWERS = Tool("Spec-Bench", "choices.accept_lengths", {"choices.new_tokens": "emitted"}, with_final=True)
@@ -197,6 +198,7 @@ TOOLS = (
         histogram="spec_correct_drafts_histogram|spec_accept_histogram",
         trees=True,
     ),
+    Tool("SGLang server_info", _AVERAGE, averages={_AVERAGE: _AVERAGE}, places=("internal_states",)),
     replace(_TIMINGS, source="mlx-vlm response", known_by=_ROUNDS, counts={_ROUNDS: "drafts", **_TIMINGS.counts}),
     _TIMINGS,
     replace(_ANSWERS, lengths="choices.accept_lengths"),

@@ -149,12 +149,29 @@ def test_tree_of_another_program(tmp_path):
     (tmp_path / "one.yaml").write_text(f"{eagle}  eagle3_one_model: true\n  eagle_choices: {choices}\n")
     (tmp_path / "serve.yaml").write_text("speculative-config:\n  method: mtp\n  num_speculative_tokens: 2\n")
     (tmp_path / "config.py").write_text(f"EagleDecodingConfig(eagle_choices={choices})\n")
+    dynamic = f"{eagle}  use_dynamic_tree: true\n  max_total_draft_tokens: 20\n"
+    (tmp_path / "dynamic.yaml").write_text(f"{dynamic}  dynamic_tree_max_topK: 8\n")
+    quoted = '"{\\"method\\": \\"ngram\\", \\"num_speculative_tokens\\": 6}"'
+    (tmp_path / "command.txt").write_text(f"vllm serve m \\\n  --speculative_config \\\n  {quoted} 2>&1 | tee log\n")
+    (tmp_path / "args.json").write_text(f'{{"args": ["--model", "m", "--speculative-config", {quoted}]}}')
+    vllm_args = f"  - --speculative-config\n  - '{quoted[1:-1].replace(chr(92), '')}'\n"
+    (tmp_path / "args.yaml").write_text(f"- args:\n{vllm_args}")
+    (tmp_path / "key.yaml").write_text(f"model: m\n{vllm_args.replace('  - --', '').replace(chr(10) + '  - ', ': ')}")
+    sizes = (("num-steps", 3), ("eagle-topk", 2), ("num-draft-tokens", 9))
+    sglang_args = "".join(f'        - --speculative-{name}\n        - "{size}"\n' for name, size in sizes)
+    (tmp_path / "sglang.yaml").write_text(f"      - args:\n{sglang_args}")
     paths = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"
     for name, tree, program in (
         ("samd.json", "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]", "SAMD's tree_adj"),
         *((name, paths, "TensorRT-LLM's eagle_choices") for name in ("trtllm.yaml", "block.yaml", "config.py")),
         ("one.yaml", "3", "TensorRT-LLM's max_draft_len, a chain: it has eagle3_one_model"),
         ("serve.yaml", "2", "vLLM's mtp, a chain of num_speculative_tokens"),
+        ("dynamic.yaml", "dynamic:20,depth=3,top=8", "TensorRT-LLM's use_dynamic_tree"),
+        *(
+            (name, "6", "vLLM's ngram, a chain of num_speculative_tokens")
+            for name in ("command.txt", "args.json", "args.yaml", "key.yaml")
+        ),
+        ("sglang.yaml", "dynamic:8,depth=3,top=2", "SGLang's 3 steps, top 2, 9 draft tokens, one of them the root"),
     ):
         code, out, _ = run_here(["tree", "--json", "--from", str(tmp_path / name)])
         told = json.loads(out)
@@ -167,6 +184,7 @@ def test_tree_of_another_program(tmp_path):
         '{"tree_adj": {"0": [1], "5": [6]}}': "node 5 of the tree_adj has no parent",
         '{"medusa_choices": [[0]], "eagle_choices": [[0]]}': "two trees, eagle_choices and medusa_choices",
         "eagle_choices: [[0, 0]]": "has no parent",
+        dynamic: "TensorRT-LLM's dynamic tree needs dynamic_tree_max_topK",
         "3,4,1": "draft tokens must be 2 or more, not 1",
         str(tmp_path / "nothing.yaml"): "No such file",
         str(tmp_path): "Is a directory",

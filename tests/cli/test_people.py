@@ -268,7 +268,7 @@ def test_a_mixed_pair_says_what_each_side_means(folder):
     (row,) = [line.split() for line in out.splitlines() if line.startswith("mean acceptance length")]
     assert [*row[4:6], *row[-2:]] == ["3.53", "2.47", "-1.06", "–"]
     assert (
-        "B  sglang.jsonl\n   the length is SGLang's average since the server started, not over this benchmark\n" in out
+        "B  sglang.jsonl\n   the length is SGLang's average since the server started, not over one benchmark\n" in out
     )
     code, _, err = run_here(["compare", "vllm.json", "sglang.jsonl", "--fail-if", "tau drops > 2%"])
     assert (code, "a side reports no counts by position, so there is no interval" in err) == (2, True)

@@ -37,7 +37,7 @@ OTHERS = {
         {**LAYER, "architectures": ["DeepseekV3ForCausalLMNextN"]},
     ],
     "Medusa": [{"architectures": ["MedusaModel"], "medusa_num_heads": 3}, {"medusa_num_heads": 3}],
-    "Hydra": [{"architectures": ["HydraModel"]}],
+    "Hydra": [{"architectures": ["HydraModel"]}, {"hydra_num_heads": 2, "base_model_name_or_path": "m"}],
     "MLP speculator": [{"model_type": "mlp_speculator"}],
     "jetspec": [{**SPECULATORS, "speculators_model_type": "jetspec"}],
 }
@@ -112,6 +112,7 @@ SLIDES = {"layer_types": ["sliding_attention"], "sliding_window": 64}
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm"),
         ({"use_last_layernorm": False}, "use_last_layernorm = False"),
         ({"next_layer_regular": "first"}, "next_layer_regular = first"),
+        ({"transformer_layer_architecture": "GemmaDecoderLayer"}, "transformer_layer_architecture = GemmaDecoderLayer"),
         ({"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step = 4"),
     ],
 )
@@ -120,6 +121,13 @@ def test_what_is_not_known_is_refused_by_name(tmp_path, config, said):
     with pytest.raises(UserError) as error:
         head_place(str(written(tmp_path / "h", {**LAYER, **config})))
     assert f"config.json has `{said}" in str(error.value)
+
+
+@pytest.mark.parametrize("layer", ["LlamaDecoderLayer", "auto"])
+def test_a_head_of_speculators_may_name_the_layer_that_runs(tmp_path, layer):
+    config = {"architectures": ["EagleSpeculator"], "transformer_layer_config": LAYER}
+    folder = written(tmp_path / "h", {**config, "transformer_layer_architecture": layer})
+    assert head_place(str(folder)) == folder
 
 
 def test_a_config_without_end_or_of_any_size_is_refused(tmp_path):

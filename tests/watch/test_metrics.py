@@ -507,6 +507,15 @@ def test_an_answer_of_sglang_under_the_names_of_its_version(version):
     assert [(each.aggregate.request, each.aggregate.emitted) for each in two] == [("f00d 0", None), ("f00d 1", None)]
 
 
+def test_what_a_server_of_sglang_says_of_itself(tmp_path):
+    state = {"last_gen_throughput": 100.0, "avg_spec_accept_length": 2.45}
+    info = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "internal_states": [state]}
+    (tmp_path / "info.json").write_text(json.dumps(info))
+    out = said(["report", str(tmp_path / "info.json")])[0]
+    assert "2.45 (n not given)" in out
+    assert "SGLang's average since the server started" in out
+
+
 def test_the_timings_of_an_answer_of_llamacpp_alone(tmp_path):
     """As jq .timings leaves them."""
     whole = json.loads((PEOPLE / "llamacpp" / "chat.json").read_text())

@@ -40,7 +40,7 @@ _AVERAGES: Mapping[str, str] = {
     "sglang:spec_accept_length": "the length is SGLang's average over its interval: accepted + 1 per verification",
     "spec_accept_length": "the length is SGLang's: output tokens per verification, with the prompt's first token",
     "accept_length": "the length is SpecForge's benchmark average: output tokens per SGLang verification",
-    "avg_spec_accept_length": "the length is SGLang's average since the server started, not over this benchmark",
+    "avg_spec_accept_length": "the length is SGLang's average since the server started, not over one benchmark",
     "sglang:spec_accept_rate": "the rate is SGLang's: accepted / configured tokens, however many were drafted",
     "spec_accept_rate": "the rate is SGLang's: accepted / configured tokens, however many were drafted",
 }
