@@ -69,10 +69,10 @@ def test_where_the_bars_end_is_what_they_say():
         assert abs(cells - float(verdict.p[1]) * room) <= 1
 
 
-@pytest.mark.parametrize("width", [60, 72, 110, 124])
+@pytest.mark.parametrize("width", [48, 60, 72, 110, 124])
 def test_p_and_q_as_tried_are_shown_where_they_explain_a(width):
     viewer, step, verdict = sampled()
-    head, lines, _ = tree_lines(step, verdict, viewer.history.vocabulary, width)
+    head, lines, nodes = tree_lines(step, verdict, viewer.history.vocabulary, width)
     heads = head[0][0]
     assert "p tried" in heads
     assert "q tried" in heads
@@ -81,6 +81,11 @@ def test_p_and_q_as_tried_are_shown_where_they_explain_a(width):
     assert p / q == pytest.approx(a, rel=1e-6)
     for value in (p, q, a):
         assert probability(value) in row
+    p, q = float(verdict.p[3]), float(step.tree.q[3])  # of a node that was not tried: as drawn, whatever the columns
+    row = told([lines[nodes.index(3)]])
+    assert probability(p) in row
+    assert probability(q) in row
+    (row,) = (told([line]) for line in lines if "two" in told([line]))
     if width >= 72:  # and what they were before the trial
         assert probability(float(verdict.p[1])) in row
         assert probability(float(step.tree.q[1])) in row

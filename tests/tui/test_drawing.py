@@ -10,17 +10,21 @@ import pytest
 from rich.cells import cell_len
 
 from specscope.debug.answers import Answer, LookRefused
+from specscope.debug.viewer import Viewer
 from specscope.debug.views import DistributionView, TopToken
 from specscope.trace.history import place
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.reading import read_capture
 from specscope.tui.palette import DARK, LIGHT, style
 from specscope.tui.screens.step_view import NodesPanel, PlacePanel, StepScreen
 from specscope.tui.text import Ink, bar, cut, fit, left, line_width, probability, right, spread
 from specscope.tui.widgets.node_view import node_view_lines
-from specscope.tui.widgets.output import Wrapper
+from specscope.tui.widgets.output import OutputPanel, Wrapper
 from specscope.tui.widgets.rates import columns
 from specscope.tui.widgets.tree_lines import tree_lines
+from tests.support.commands import said
+from tests.support.samples import EAGLE
 
 from .sample import live, node_view, notes, replay, running, text_of, told, until
 
@@ -32,6 +36,16 @@ from .sample import live, node_view, notes, replay, running, text_of, told, unti
 def test_probabilities_take_five_cells_and_do_not_lie(value, text):
     assert probability(value) == text
     assert len(text) <= 5
+
+
+async def test_what_is_missing_of_an_output_is_marked(tmp_path):
+    part = str(tmp_path / "part.jsonl")
+    said(["export", f"{EAGLE}#r2@2:4", "-o", part])
+    async with running(Viewer(history=read_capture(part).history)) as (app, pilot):
+        await pilot.press("end")
+        shown = text_of(app.screen.query_one(OutputPanel))
+        assert "… colors of autumn are a natural" in " ".join(shown.split())
+        assert "42 tokens in missing steps" in shown
 
 
 def test_cells_are_counted_not_characters():

@@ -35,7 +35,8 @@ class EnginePanel(Panel):
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         room = max(min(width - NAME - NUMBER - MOST - 4, LONGEST), 1)
         first = max(look.position + 1 - room, 0)
-        steps = [step for step in look.history.steps[first : look.position + 1] if step.phases]
+        known = look.history.steps[first : look.position + 1]
+        steps = [step for step in known if step.phases and (step.is_timed or step.requests or step.aggregate)]
         title: Line = [("Engine", "strong")]
         if not steps:
             return Sheet([[("no step has run yet", "faint")]], title)

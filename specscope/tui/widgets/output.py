@@ -37,7 +37,7 @@ class OutputPanel(Panel):
         super().__init__(id=id)
         self._wrapper = Wrapper(1)
         self._source: Hashable = None  # the request and width that the wrapper holds
-        self._fed = 0  # steps of it that were fed
+        self._fed = self._next = 0  # steps of it that were fed, and the number that the next has where none is missing
 
     @property
     def place(self) -> tuple[int, bool]:
@@ -54,16 +54,27 @@ class OutputPanel(Panel):
         place = look.request.count_at(look.position)
         source = (look.current, width, look.request.info is not None, id(look.request))
         if source != self._source or place < self._fed:
-            self._wrapper, self._source, self._fed = Wrapper(width), source, 0
+            self._wrapper, self._source, self._fed, self._next = Wrapper(width), source, 0, 0
             feed_prompt(self._wrapper, look.request, look.vocabulary)
         for step in look.request.steps[self._fed : place]:
+            if step.index > self._next:
+                self._wrapper.note("…", "faint")
+            self._next = step.index + 1
             feed_step(self._wrapper, step, look.vocabulary)
         self._fed = place
         lines = self._wrapper.lines()
         run = look.history.run
         lack = "" if run is None else run.privacy.lack
-        lines += [[(f"— {remark}", "dim")] for remark in (self.end, lack) if remark]
+        lines += [[(f"— {remark}", "dim")] for remark in (self._missing, self.end, lack) if remark]
         return Sheet(lines, _title(look, place, width), keep=len(lines) - 1)
+
+    @property
+    def _missing(self) -> str:
+        """How many tokens of an output that has ended lie in steps that are not here."""
+        request = None if self.look is None or not self.end else self.look.request
+        output = () if request is None or request.end is None else request.end.output
+        missing = 0 if request is None else len(output) - request.totals.emitted(self.place[0])
+        return f"{plural(missing, 'token')} in missing steps" if missing > 0 else ""
 
     @property
     def end(self) -> str:

@@ -77,6 +77,11 @@ NEAR_TIE = "≈"
 TOKEN_ROOM = 14  # a tree is not squeezed for the sake of tokens longer than this
 
 
+def _either(trial: TreeColumn, drawn: TreeColumn) -> TreeColumn:
+    """p or q as tried where there is room for one column: as drawn where that is the same number."""
+    return replace(trial, cell=lambda place: trial.cell(place) or drawn.cell(place))
+
+
 def _known(value: float | None) -> str:
     """A probability, nothing where it is not recorded."""
     return "" if value is None else probability(value)
@@ -136,7 +141,8 @@ def _form(
 ) -> tuple[int, tuple[TreeColumn, ...], int]:
     """The richest form that fits, with the coin's line in its width, and the room for branch, mark and token."""
     columns, indent = _columns(step, places, greedy=verdict.is_greedy), 3
-    drawn = tuple(column for column, trial in ((P, P_TRIAL), (Q, Q_TRIAL)) if trial in columns)  # a is of those tried
+    pairs = [(column, trial) for column, trial in ((P, P_TRIAL), (Q, Q_TRIAL)) if {column, trial} <= {*columns}]
+    drawn = tuple(column for column, _ in pairs)  # a is of those tried
     for way in (None, *(GREEDY if RAW in columns and verdict.is_greedy else (*SAMPLED, drawn, *NARROW))):
         indent = way if isinstance(way, int) else indent
         columns = [column for column in columns if not isinstance(way, tuple) or column not in way]
@@ -144,6 +150,9 @@ def _form(
         need = max(len(row.lead) // 3 * indent + 2 + min(cell_len(row.token), TOKEN_ROOM) for row in rows)
         if need <= room:
             break
+    for column, trial in pairs:
+        if column not in columns and trial in columns:
+            columns[columns.index(trial)] = _either(trial, column)
     longest = max(len(row.lead) // 3 * indent + 2 + cell_len(f"{row.token}  {row.kind}".rstrip()) for row in rows)
     spare = max(room - max(longest, 24), 0)
     line = replace(LINE, width=min(LINE.width + spare, LONGEST))
@@ -202,6 +211,6 @@ def _final_cells(step: RequestStep, verdict: Verdict, columns: Sequence[TreeColu
     drawn, there = probability(verdict.final_p), end(step)
     whole = step.parents.final_target_p if step.parents is not None else verdict.final_p
     p = "" if step.parents is None and verdict.kind is FinalKind.RECOVERED else probability(whole)
-    texts = {P: p, P_TRIAL: drawn, COIN: coin_text(verdict.final_coin)}
-    texts |= {RAW: _known(there.raw_p), RANK: _rank(there.raw_rank), DRAFT: _known(there.draft_p)}
-    return "".join(_cell(texts.get(column, ""), column) for column in columns)
+    texts = {P.head: p, P_TRIAL.head: drawn, COIN.head: coin_text(verdict.final_coin)}
+    texts |= {RAW.head: _known(there.raw_p), RANK.head: _rank(there.raw_rank), DRAFT.head: _known(there.draft_p)}
+    return "".join(_cell(texts.get(column.head, ""), column) for column in columns)
