@@ -27,14 +27,14 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (4050, 4050),
     "debug, live": (3237, 3200),
-    "tui": (5526, 5500),
+    "tui": (5547, 5500),
     "cli": (3232, 3100),
     "serve": (1600, 1600),
     "page": (959, 700),
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70617, 64500),
+    "all": (70638, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
