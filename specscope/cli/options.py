@@ -35,7 +35,7 @@ from specscope.trace.inside import settings
 from specscope.trace.kinds import ReadAs, kind_of, start_of
 from specscope.trace.record.params import LONGEST_SCHEMA, SamplingParams, StructuredOutputs
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.vocabulary import printable
+from specscope.trace.record.vocabulary import STANDARD_INPUT, printable
 from specscope.trace.stored import CaptureSource, StoreAddress
 from specscope.trace.wire.outputs import ENDPOINTS, OutputOptions, check_metrics_port, named_endpoint
 from specscope.trace.wire.sampling import read_ratio
@@ -152,7 +152,7 @@ def _spooled() -> CaptureSource:
     atexit.register(lambda: Path(name).unlink(missing_ok=True))
     with open(number, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
-    return CaptureSource("standard input", Path(name))
+    return CaptureSource(STANDARD_INPUT, Path(name))
 
 
 RECORDED = X(*(what for what in What if what not in (What.SOCKET, What.PAGE)))

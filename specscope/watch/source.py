@@ -21,7 +21,7 @@ from specscope.trace.checked import checked_url, decoded, without_login
 from specscope.trace.files import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.history.wording import Faults
 from specscope.trace.kinds import ReadAs, documents, is_array, kind_of, looks_like_json, start_of
-from specscope.trace.record.vocabulary import printable
+from specscope.trace.record.vocabulary import STANDARD_INPUT, printable
 from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.logs import LlamaLog, Log, SglangLog, VllmLog, unwrapped
 from specscope.watch.pages import Intervals, Reading, continues, engines, read_metrics, saved
@@ -121,7 +121,7 @@ class File:
 
     def __init__(self, path: str, *, follow: bool, since: Sequence[Reading] = ()) -> None:
         """`since`: an earlier page of the same server, from which metrics go on. Raises UserError."""
-        self.name = "standard input" if path == "-" else printable(path)
+        self.name = STANDARD_INPUT if path == "-" else printable(path)
         self.recognised = ""  # in words, "" until it is known
         self.faults = Faults()
         self.note = ""  # on what its figures are of

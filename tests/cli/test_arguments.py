@@ -95,6 +95,12 @@ def test_a_log_may_be_piped_in():
     assert len(piped.splitlines()) == len(named.splitlines())
 
 
+def test_the_commands_that_are_suggested_for_what_was_piped_in_name_a_file():
+    out = specscope("why", "-", stdin=Path(EAGLE).read_text()).stdout
+    assert "specscope diagnose FILE\n" in out
+    assert re.search(r"specscope why 'FILE#r\d@\d+'", out)
+
+
 def test_windows_is_told_in_a_line():
     code = "import sys; sys.platform = 'win32'; import specscope.cli"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

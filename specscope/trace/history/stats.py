@@ -203,7 +203,7 @@ class Acceptance:
             "per_position": self.per_position,
             "per_position_corrected": self.per_position_corrected,
             "conditional": self.conditional,
-            "counts": self.counts,
+            "counts": None if self.told("drafts") is None else self.counts,
             **told,
             "kinds": None if self.aggregates else {kind.value: self.kinds[kind] for kind in FinalKind},
         }

@@ -82,9 +82,16 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep or c == "\u200d" else repr(c)[1:-1] for c in text)
 
 
+STANDARD_INPUT = "standard input"  # in messages
+
+
 def shell_word(text: str) -> str:
-    """The text as one word of a suggested shell command: nothing in it is run where that is pasted."""
-    return printable(shlex.quote(text))
+    """The text as one word of a suggested shell command: nothing in it is run where that is pasted.
+
+    What came through a pipe has no name there: FILE stands for it.
+    """
+    place = text.removeprefix(STANDARD_INPUT)
+    return printable(shlex.quote(text if place == text else f"FILE{place}"))
 
 
 def escape(piece: bytes) -> str:
