@@ -19,6 +19,7 @@ from specscope.plans.kinds import text_part
 from specscope.trace.history.history import History
 from tests.analyze.audit.runs import RULES, drained, failed, run
 from tests.engines import PROMPTS
+from tests.heads import head_tensors, write_head
 
 KINDS = itertools.cycle(("draft tree", "eagle", "ngram", "p-eagle dynamic", "dflash", "suffix", "mtp"))
 
@@ -59,6 +60,14 @@ def test_a_long_text_is_fed_in_pieces(bench, monkeypatch):
     monkeypatch.setattr(causal, "PIECE", 7)
     history = bench.ran("same model", "temperature")
     assert failed(bench.audit(bench.engine("same model"), history)) == set()
+
+
+def test_a_head_that_amplifies_rounding_is_not_convicted_of_it(bench, tmp_path):
+    tensors = head_tensors(version=1, bias=True)
+    path = write_head(tmp_path, tensors | {name: tensors[name] * 8 for name in ("fc.weight", "fc.bias")})
+    engine = bench.fresh("sharp", drafter="eagle", draft_model=str(path), tree="2x3")
+    found = bench.audit(engine, run(engine, {}, 30, PROMPTS[:3]))
+    assert (failed(found), found.finding("draft p").tested > 500) == (set(), True)
 
 
 def test_another_target_differs_everywhere(bench, tiny):

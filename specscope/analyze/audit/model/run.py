@@ -40,8 +40,7 @@ BRANCHES = 4  # rows beside the text of each that are measured
 WIDEST = 8  # tokens of a row that are compared
 SAFETY = 2.5  # the largest deviation seen among about a thousand, times this, is still rounding
 HEAD_SAFETY = 4.0  # of a head: each level is fed what the last one rounded, and 3.1 times was seen among 5,000
-# In float32, of the least that rounding may do: a level doubles it, which no context shows. 9 times was seen at depth 5
-HEAD_LEAST = 16.0
+HEAD_LEAST = 16.0  # in float32, of the least that rounding may do: a level doubles it. 9 times was seen at depth 5
 ABSURD = 10.0  # times the usual rounding: more cannot be rounding
 ALIKE = 0.3  # cosine: rows of two unrelated embeddings lie within a few hundredths of 0, copies at 1
 LEAST_KNOWN = "bfloat16"  # where a capture does not say its dtype
@@ -178,14 +177,14 @@ class Passes:
     def _head(self, head: Head) -> str:
         """Judge an EAGLE head over the target's true features; returns "", as nothing is in the way."""
         self._embedding(head)
-        # How far rounding goes: in the capture's dtype over features of that dtype, in float32 over the judge's
-        head.to(getattr(torch, self.run.dtype))
+        # How far rounding goes: in the capture's dtype (of float32, in double precision: else all was the same) over
+        # features of that dtype, in float32 over the judge's
+        head.to(torch.float64 if self.run.dtype == "float32" else getattr(torch, self.run.dtype))
         known = _likeliest(pair for each in self.rounded for pair in _of_head(head, *each))
         head.to(torch.float32)
         scores = (pair for each, _ in self.rounded for pair in _of_head(head, each, self.features[each.request]))
-        self.draft_slack = _slack(self.run.dtype, known, scores, HEAD_SAFETY)
-        if self.run.dtype == "float32" and head.mask_token is None:  # levels, each fed what the one above it gave
-            self.draft_slack = max(4 * ROUNDING["float32"] * HEAD_LEAST, self.draft_slack)
+        levels = self.run.dtype == "float32" and head.mask_token is None  # each is fed what the one above it gave
+        self.draft_slack = _slack(self.run.dtype, known, scores, HEAD_SAFETY, HEAD_LEAST if levels else 1)
         rows = lambda each: _drafted(head, each, self.features[each.request])  # noqa: E731
         self._each(DrafterJudge, self.plans, self.forms, self.draft_slack, rows)
         return ""
@@ -223,15 +222,18 @@ def _likeliest(scores: Scores) -> dict[Any, tuple[Tensor, Tensor]]:
     return {key: (top.values, top.indices) for key, top in best}
 
 
-def _slack(dtype: str, known: Mapping[Any, tuple[Tensor, Tensor]], scores: Scores, safety: float) -> float:
-    """What rounding explains, from the largest deviation of these scores from those known in the capture's dtype.
+def _slack(
+    dtype: str, known: Mapping[Any, tuple[Tensor, Tensor]], scores: Scores, safety: float, times: float = 1
+) -> float:
+    """What rounding explains, from the largest deviation of these scores from those known in the capture's dtype, at
+    least so many `times` what that rounds by.
 
     Raises UserError where they differ by more than rounding: such a judge would pass all.
     """
     off = [float((row[known[key][1]] - known[key][0]).abs().max()) for key, row in scores if key in known]
-    largest, least = max([0.0, *off]), 4 * ROUNDING.get(dtype, ROUNDING[LEAST_KNOWN])
-    if largest > ABSURD * least:
-        why = f"log probabilities differ by {largest:.2g} when contexts share a pass, far more than {dtype} rounding"
+    largest, least = max([0.0, *off]), 4 * times * ROUNDING.get(dtype, ROUNDING[LEAST_KNOWN])
+    if largest > ABSURD * times * least:
+        why = f"log probabilities computed in two ways differ by {largest:.2g}, far more than {dtype} rounding"
         raise UserError(f"the judge disagrees with itself: {why}; this model cannot be audited")
     return max(least, safety * largest)
 
