@@ -153,7 +153,7 @@ def captures(all_of_them: Several) -> Table:
     rows = []
     for name, each, requests, intervals in (*parts, ("pooled", all_of_them, all_of_them.requests, every)):
         known = [interval.told for interval in intervals]
-        figures = _figures(requests + sum(one.is_request for one in known), each.pooled, each.means, known)
+        figures = _figures(_ended(known, requests), each.pooled, each.means, known)
         rows.append((name, *figures, told(each.pooled.told("emitted"))))
     return Table("Over all captures", ("capture", *FIGURES, "output tokens"), rows, f"{ABOUT_FIGURES}.")
 
@@ -163,12 +163,18 @@ ABOUT_FIGURES = "τ: mean acceptance length, pooled and as per-request mean. rat
 
 
 def _figures(
-    requests: int, pooled: Acceptance, by_request: Means, intervals: Sequence[Aggregate] = ()
+    requests: int | None, pooled: Acceptance, by_request: Means, intervals: Sequence[Aggregate] = ()
 ) -> tuple[str, ...]:
     over = IntervalMeans(intervals)
     lengths = over.told(pooled), number(by_request.tau)
     drafts = over.mark + told(pooled.told("drafts"))
-    return count(requests), drafts, *lengths, percent(over.rate(pooled)), number(pooled.tokens_per_step)
+    return told(requests), drafts, *lengths, percent(over.rate(pooled)), number(pooled.tokens_per_step)
+
+
+def _ended(intervals: Sequence[Aggregate], others: int = 0) -> int | None:
+    """The requests that ended in intervals, and others; None where an interval does not say how many."""
+    ended = [1 if interval.is_request else interval.requests for interval in intervals]
+    return None if None in ended else others + sum(filter(None, ended))
 
 
 def positions(report: Report | Several) -> Table:
@@ -194,9 +200,7 @@ def summed(report: Report) -> Table:
     """The figures of an engine that reports counts only, over all of its intervals."""
     sums, load = report.pooled, report.engine
     known = [interval.told for interval in report.intervals]
-    ended = [1 if interval.is_request else interval.requests for interval in known]
-    requests = None if None in ended else sum(filter(None, ended))
-    over = IntervalMeans(known)
+    requests, over = _ended(known), IntervalMeans(known)
     seconds = covered((each.record.start_ns, each.record.end_ns) for each in report.intervals)
     rows = [
         ("mean acceptance length τ", over.told(sums)),

@@ -99,7 +99,10 @@ _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
         "choices.accept_lengths | choices.idxs | choices.new_tokens choices.wall_time",
     ),
     (watched("a result of specdec_bench"), "Acceptance_Length_Histogram | Average_AL | Request_AL"),
-    (watched("results of AIPerf"), "spec_decode_acceptance | metadata.request_start_ns metrics"),
+    (
+        watched("results of AIPerf"),
+        "spec_decode_acceptance | metadata.request_start_ns metrics | total_spec_decode_steps",
+    ),
     (
         FileKind("a benchmark of GuideLLM, which holds no acceptance", ReadAs.SERVER),
         "metadata.guidellm_version | benchmarks.type_ | benchmarks.config benchmarks.metrics",
@@ -133,13 +136,15 @@ _BY_TEXT = (
     (unread("what a specscope verb printed with --json"), r'\A\s*\{\s*"schema":\s*"specscope\.'),
     (LLAMACPP_LOG, r"(?:^|\s)\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: |\bdraft acceptance(?: rate)? = "),
     (SGLANG_LOG, r"\bDecode batch.*#running-req: "),
-    (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[\w/]+\.py:|\bSpecDecoding metrics: "),
+    (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[\w/]+\.py:"),
+    (VLLM_LOG, r"\bSpec(?:Decoding|ulative) metrics: "),
     (LLAMACPP_PAGE, r"^(?:# (?:HELP|TYPE) )?llamacpp[:_]\w+[ {]"),
-    (PAGE, r"\A(?:HTTP/[\d.]+ \d.*\n(?:[\w-]+:.*\n)*)?\s*# (?:HELP|TYPE) \S"),  # curl -i has headers before it
-    (PAGE, r"\A\s*(?:[a-zA-Z_:]\w*:|(?:ray_)?(?:vllm|sglang)_)\w+(?:\{.*\})? [-+.\w]+(?: \d+)?\s*$"),
+    (PAGE, r"\A(?:HTTP/[\d.]+ \d.*\n(?:[\w-]+:.*\n)*)?[>\s]*# (?:HELP|TYPE) \S"),  # curl -i has headers before it
+    (PAGE, r"\A[>\s]*(?:[a-zA-Z_:]\w*:|(?:ray_)?(?:vllm|sglang)_)\w+(?:\{.*\})? [-+.\w]+(?: \d+)?\s*$"),
     (
         watched("a printed result with acceptance"),
-        r"^\s*(?:num_drafts|mean acceptance length[\w ()]*|accept(?:ance)? length|acceptance at token \d+): *\d",
+        r"^\s*(?:num_drafts|mean acceptance length[\w ()]*|accept(?:ance)? length|acceptance at token \d+|n_accept +)"
+        r"[:=] *\d",
     ),
     (watched("results of SpecForge"), r'\A\s*\{(?s:.*)"metrics": *\[\s*\{[^}]{0,2000}"accept_length":'),
     (

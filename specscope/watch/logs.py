@@ -27,6 +27,7 @@ from specscope.watch.counts import (
     rates_of,
     worked_out,
 )
+from specscope.watch.names import NOT_V0, V0_LINE
 
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 _COLOUR = re.compile(r"\x1b?\[[0-9;]{0,20}m")  # a terminal's; pasted, they have lost their first character
@@ -238,7 +239,7 @@ class VllmLog(LogReader):
     """
 
     words, source = "vLLM's log", "vLLM log"
-    marks = (MARK, LOAD, "rejection_sample_method")
+    marks = (MARK, LOAD, V0_LINE, "rejection_sample_method")
     own = re.compile(
         r"(?:\((?:A[Pp][Ii]Server|EngineCore|Worker|DPCoordinator)\w* pid=\d+\) *)?(?:(?:DEBUG|INFO|WARNING|ERROR) "
         rf"(?:\d{{4}}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d|Engine \d+: |{MARK})"
@@ -261,6 +262,8 @@ class VllmLog(LogReader):
         self._now = now
         if MARK in line:
             return self._metrics(line)
+        if V0_LINE in line:
+            raise UnreadableError(NOT_V0)
         if LOAD not in line:
             return []
         self._load = _found(_LOAD, line)

@@ -83,6 +83,9 @@ LLAMACPP = Names(
     accepted_at="llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
     six_digits=True,
 )
+# Of vLLM before 0.9 (V0), whose accepted tokens include those behind a rejection
+V0, V0_LINE = "spec_decode_num_emitted_tokens", "Speculative metrics:"
+NOT_V0 = "vLLM V0's figures are not read: its accepted tokens include those behind a rejected one"
 BY_PREFIX = {names.prefix: names for names in (VLLM, SGLANG, LLAMACPP)}
 
 
@@ -145,6 +148,7 @@ _BENCH = Tool(
     rates="spec_decode_per_position_acceptance_rates",
 )
 _ANSWERS = Tool("Spec-Bench", "choices.accept_lengths", {"choices.new_tokens": "emitted"}, with_final=True)
+_AIPERF = {"spec_decode_steps": "drafts", "draft_tokens": "drafted", "accepted_draft_tokens": "accepted"}
 _TIMINGS = Tool(
     "llama.cpp response",
     "draft_n",
@@ -154,6 +158,11 @@ _TIMINGS = Tool(
 _HISTOGRAM, _MEAN, _ROUNDS = "Acceptance_Length_Histogram", "mean_acceptance_length", "draft_rounds"
 TOOLS = (
     _BENCH,
+    Tool(  # its export over all requests; that of each request is below
+        "AIPerf",
+        "total_spec_decode_steps",
+        {f"total_{name}.avg": count for name, count in _AIPERF.items()} | {"request_count.avg": "requests"},
+    ),
     replace(_BENCH, known_by="spec_decode_acceptance_length"),
     Tool("SpecForge", "specforge", averages={"accept_length": "accept_length"}),
     replace(_BENCH, known_by="accept_length"),  # SGLang's
@@ -201,6 +210,13 @@ TOOLS = (
     Tool("SGLang server_info", _AVERAGE, averages={_AVERAGE: _AVERAGE}, places=("internal_states",)),
     replace(_TIMINGS, source="mlx-vlm response", known_by=_ROUNDS, counts={_ROUNDS: "drafts", **_TIMINGS.counts}),
     _TIMINGS,
+    Tool(
+        "LM Studio response",
+        "accepted_draft_tokens_count",
+        {"total_draft_tokens_count": "drafted", "accepted_draft_tokens_count": "accepted"},
+        places=("stats", "usage"),
+    ),
+    Tool("llama-speculative", "n_accept", {"n_drafted": "drafted", "n_accept": "accepted", "n_predict": "emitted"}),
     replace(_ANSWERS, lengths="choices.accept_lengths"),
     replace(_ANSWERS, source="EAGLE", known_by="choices.idxs", last_steps="choices.idxs"),
     Tool("specdec_bench", _HISTOGRAM, averages={"Average_AL": "Average_AL"}, histogram=_HISTOGRAM, with_final=True),
@@ -208,9 +224,10 @@ TOOLS = (
     Tool("list of accepted tokens", "accepted_lengths", lengths="accepted_lengths"),
     Tool("result of means", _MEAN, averages={_MEAN: LENGTH}),
 )
-# What vLLM's example and the serving benches print, a line each, and the keys of it
+# What vLLM's example, the serving benches and llama-speculative print, a line each, and the keys of it
 PRINTED = {"mean acceptance length": _MEAN, "mean acceptance length (including bonus tokens)": _MEAN}
 PRINTED |= {name: name for name in ("total_num_output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens")}
+PRINTED |= {name: name for name in ("n_drafted", "n_accept", "n_predict")}
 PRINTED |= {"Successful requests": "completed", "Benchmark duration (s)": "duration"}
 PRINTED |= {"Total generated tokens": "total_output_tokens", "Accept length": "accept_length"}
 PRINTED |= {"Acceptance length": "spec_decode_acceptance_length", "Drafts": "spec_decode_num_drafts"}

@@ -33,7 +33,7 @@ from specscope.watch.counts import (
     declared,
     load_of,
 )
-from specscope.watch.names import BY_PREFIX, Names, named
+from specscope.watch.names import BY_PREFIX, NOT_V0, V0, Names, named
 
 LONGEST = 2**16  # characters of a line: the parser copies the rest of the line for each label
 IN_SECONDS = 2**27  # of 1974: OpenMetrics has seconds where the text that the parser knows has thousandths of them
@@ -43,7 +43,7 @@ COUNTS = (*SPECULATED, "emitted", "requests")
 # Labels that do not tell servers apart: they are within an engine, or say how a collector or Ray came to it
 WITHIN = re.compile(r"model_name|position|pid|engine|__name__|otel_scope_.*|Version|SessionName")
 
-_OURS = re.compile(rf"^[ \t]*(?:#[ \t]+(?:HELP|TYPE)[ \t]+)?(?:ray_)?(?:{'|'.join(BY_PREFIX)})[:_].*", re.MULTILINE)
+_OURS = re.compile(rf"^[> \t]*(?:#[ \t]+(?:HELP|TYPE)[ \t]+)?(?:ray_)?(?:{'|'.join(BY_PREFIX)})[:_].*", re.MULTILINE)
 _EXEMPLAR = re.compile(r" # \{.*")  # of OpenMetrics, behind a sample
 _ANY = re.compile(r"^[ \t]*(?:#|[a-zA-Z_:][\w:]*(?:[ \t]|\{))", re.MULTILINE)
 
@@ -94,7 +94,8 @@ class Reading:
 
 def read_metrics(text: str, time_ns: int) -> list[Reading]:
     """The readings in Prometheus text, in its order. Raises UnreadableError for text that is not a page of metrics."""
-    lines = [_EXEMPLAR.sub("", line) for line in _OURS.findall(text)]  # a page may hold a million lines of others
+    # a page may hold a million lines of others, and stand in a quotation
+    lines = [_EXEMPLAR.sub("", line.lstrip("> \t")) for line in _OURS.findall(text)]
     if not lines and text.strip() and not _ANY.search(text):
         raise UnreadableError(f"this is not Prometheus text ({short(text.strip())})")
     if any(len(line) > LONGEST for line in lines):
@@ -160,6 +161,8 @@ def readings(samples: Iterable[Sample], time_ns: int, source: str = "") -> list[
     """A reading for each engine in the samples of one time. Raises UnreadableError."""
     known, telling, found = [], defaultdict[str, set[str]](set), dict[tuple[str, str, str], Reading]()
     for sample in samples:
+        if V0 in sample.name:
+            raise UnreadableError(NOT_V0)
         if (own := named(sample.name)) and not own[0].left_out.items() & sample.labels.items():
             known.append((*own, sample))
             telling[own[0].source] |= sample.labels.keys() if own[0].tells_engines(own[1]) else set()

@@ -76,8 +76,9 @@ def _first(value: Any, path: str) -> Any:  # noqa: ANN401
 
 def _told(value: Any, path: str, kind: Any) -> Any:  # noqa: ANN401
     """What stands at a path, all of one kind. Raises UnreadableError that names it."""
+    found = _leaves(value, path) if path else []
     try:
-        return declared(_leaves(value, path) if path else [], list[kind])
+        return declared([int(n) if isinstance(n, float) and n.is_integer() else n for n in found], list[kind])
     except UnreadableError as error:
         raise UnreadableError(f"{_word(path)}: {str(error).partition(' - at ')[0]}") from None
 
@@ -169,7 +170,7 @@ class Printed(LogReader):
     words, is_log = "a printed result", False
     marks = (*PRINTED, *PRINTED_AT)
     own = re.compile(rf"(?<!, )(?:{'|'.join(map(re.escape, marks))})")
-    _line = re.compile(rf"({own.pattern})(?: \d{{1,3}})?:\s*([0-9]{{1,15}}(?:\.[0-9]{{1,9}})?)\s*$")
+    _line = re.compile(rf"({own.pattern})(?: \d{{1,3}})?\s*[:=]\s*([0-9]{{1,15}}(?:\.[0-9]{{1,9}})?)\s*$")
 
     def __init__(self, now: datetime, tail: list[str]) -> None:
         super().__init__(now, tail)

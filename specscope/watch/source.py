@@ -34,6 +34,7 @@ TIMEOUT = 10.0  # seconds that a server may be silent
 PATIENCE = 30.0  # seconds that its page may take in all
 TAIL = 2**14  # bytes at a log's end that say when it ends
 PIECE = 2**18  # bytes that are read at once
+STDIN = "/dev/stdin"
 IDLE = ""  # instead of a line
 LOOK = 0.25  # seconds between two checks of a file that may grow
 WATCHED = "a log, a metrics page, a server's response or a tool's result"
@@ -134,6 +135,8 @@ class File:
             raise UserError(f"cannot read {self.name}: it is a folder")
         self._regular = stat.S_ISREG(status.st_mode)
         self.endless = follow or not self._regular
+        if self._regular and path == "-":
+            self._path = STDIN  # a file that was redirected is looked at more than once
         self._changed = datetime.fromtimestamp(status.st_mtime) if self._regular else None
         self._at_end = False  # of a file that is followed: what comes now was not there before
 
@@ -166,7 +169,7 @@ class File:
     def _checked(self, start: bytes) -> kinds.FileKind | None:
         kind = kind_of(start)
         if kind is not None and kind.reader is not ReadAs.WATCH:
-            raise kind.refusal(self._path if self._path != "-" else self.name, WATCHED)
+            raise kind.refusal(self.name if self._path in ("-", STDIN) else self._path, WATCHED)
         return kind
 
     def _content(self, kind: kinds.FileKind | None, first: str, lines: Iterator[str]) -> Iterator[ToldInterval | str]:

@@ -15,11 +15,11 @@ from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.unspan import Decoder, run_info
 from tests.processes import ENV, SPECSCOPE
-from tests.support.commands import run_here, said
+from tests.support.commands import run_here, said, standard_input
 from tests.support.records import received
 from tests.support.samples import PLANTED, SAMPLED
 from tests.waiting import HANG_SECONDS, until
-from tests.watch.samples import DATA, Page, changed, text, two_engines
+from tests.watch.samples import DATA, LLAMA, Page, changed, text, two_engines
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -68,6 +68,13 @@ def test_a_password_is_neither_printed_nor_recorded(tmp_path):
     assert not any("hunter2" in each for each in (out, err, *more, *gone, path.read_text()))
 
 
+def test_a_log_that_is_redirected_is_read_as_one_from_a_pipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-").write_text("this is another file\n")
+    with standard_input(Path(LOG)):
+        assert "5 intervals" in said(["watch", "-", "--headless"])[0]
+
+
 def test_report_replays_the_figures(watched, tmp_path):
     captured = watched[0]
     code, out, err = run_here(["report", captured])
@@ -88,6 +95,12 @@ def test_report_replays_the_figures(watched, tmp_path):
     page = tmp_path / "page.html"
     assert run_here(["export", captured, "-o", str(page)])[0] == 0
     assert "Acceptance, over all intervals" in page.read_text()
+
+
+def test_requests_that_a_log_does_not_count_are_not_none_over_several_captures():
+    out = said(["report", LOG, STEPS])[0]
+    rows = dict(line.split()[:2] for line in out.partition("Over all")[2].splitlines() if len(line.split()) > 5)
+    assert [rows[name] for name in (LOG, STEPS, "pooled")] == ["–", "3", "–"]
 
 
 def test_compare_compares_figures(watched, tmp_path):
@@ -222,7 +235,6 @@ def test_on_a_screen_with_two_engines(terminal, tmp_path):
     assert read_capture(other).history.acceptance.drafts == 12
 
 
-LLAMA = Path(__file__).parents[1] / "data" / "people" / "llamacpp"
 STEPS, SYNTHETIC = str(LLAMA / "steps.log"), str(LLAMA / "synthetic.log")
 
 

@@ -232,6 +232,17 @@ RESULTS = {
         (1, 1, 1),
         "of each request",
     ),
+    "AIPerf of all requests": (
+        {
+            "total_spec_decode_steps": {"unit": "count", "avg": 100.0},
+            "total_draft_tokens": {"avg": 300.0},
+            "total_accepted_draft_tokens": {"avg": 120},
+            "spec_decode_acceptance_length": {"avg": 2.3, "min": 1.0},
+        },
+        (100, 300, 120, None),
+        (),
+        "of each request",
+    ),
     "SGLang response": (
         {"id": "r0", "completion_tokens": 54, "spec_verify_ct": 25, "spec_num_correct_drafts": 29},
         (25, None, 29, 54),
@@ -259,7 +270,8 @@ def test_a_result_with_counts_and_what_its_tool_means(tmp_path, source):
     value, counts, accepted_at, means = RESULTS[source]
     (told,) = read_json(value, 7)
     one = told.aggregate
-    assert (one.source, one.drafts, one.drafted, one.accepted, one.emitted) == (source, *counts)
+    assert (one.drafts, one.drafted, one.accepted, one.emitted) == counts
+    assert one.source == source.removesuffix(" of all requests")
     assert one.accepted_at == accepted_at
     (tmp_path / "a.json").write_text(json.dumps(value))
     (tmp_path / "b.json").write_text(json.dumps(value) + "\n")
@@ -433,6 +445,12 @@ def test_a_log_may_be_one_array_of_json(tmp_path):
         read(tmp_path / "loki.json")
 
 
+def test_a_quoted_page(tmp_path):
+    (tmp_path / "page.txt").write_text("".join(f"> {line}\n" for line in text("metrics_after.txt").splitlines()))
+    (told,) = read(tmp_path / "page.txt")[1]
+    assert counts(told.aggregate) == counts(only(text("metrics_after.txt")))
+
+
 @pytest.mark.parametrize("name", ["ray_vllm_", "ray_vllm:"])
 def test_the_page_of_vllm_under_ray(tmp_path, name):
     page = text("metrics_after.txt").replace("vllm:", name).replace("{engine", '{SessionName="s",WorkerId="a1",engine')
@@ -514,6 +532,22 @@ def test_what_a_server_of_sglang_says_of_itself(tmp_path):
     out = said(["report", str(tmp_path / "info.json")])[0]
     assert "2.45 (n not given)" in out
     assert "SGLang's average since the server started" in out
+
+
+def test_what_reports_drafted_and_accepted_tokens_alone(tmp_path):
+    """LM Studio, in two versions, and the end of what llama-speculative prints."""
+    draft = {"total_draft_tokens_count": 60, "accepted_draft_tokens_count": 45, "rejected_draft_tokens_count": 15}
+    answer = {"choices": [], "object": "chat.completion", "usage": {"completion_tokens": 80}}
+    printed = "n_draft   = 8\nn_predict = 80\nn_drafted = 60\nn_accept  = 45\naccept    = 75.000%\n"
+    for content in (
+        json.dumps(answer | {"stats": draft}),
+        json.dumps(answer | {"usage": answer["usage"] | draft}),
+        printed,
+    ):
+        (tmp_path / "a.txt").write_text(content)
+        (capture,) = json.loads(said(["report", str(tmp_path / "a.txt"), "--json"])[0])["captures"]
+        (told,) = (each["told"] for each in capture["intervals"])
+        assert [told[name] for name in ("drafts", "drafted", "accepted", "emitted")] == [None, 60, 45, 80]
 
 
 def test_the_timings_of_an_answer_of_llamacpp_alone(tmp_path):

@@ -83,6 +83,11 @@ def test_several_responses_and_what_is_damaged_among_them(tmp_path):
             "SpecDecoding metrics: Mean acceptance length: 1.",
             "no speculation figures; left out 1×: .*without its acc",
         ),
+        ("INFO 02-06 03:05:53 metrics.py:475] Speculative metrics: Number of accepted tokens: 1", "vLLM V0's figures"),
+        (
+            "vllm:spec_decode_num_emitted_tokens_total 5.0\nvllm:spec_decode_num_draft_tokens_total 9.0\n",
+            "vLLM V0's fig",
+        ),
         ("[2026-11-25 10:11:12] Decode batch, accept len: 1.", "no speculation figures; left out 1×: .*is cut off"),
     ],
 )
