@@ -177,7 +177,7 @@ def _settings(text: str) -> tuple[str, str]:
         return _adjacent(part[ADJACENCY]), f"SAMD's {ADJACENCY}"
     if trees:
         return str(part[trees[0]]), f"TensorRT-LLM's {trees[0]}"
-    return (json.dumps(part, default=str) if part else text), ""
+    return (json.dumps(part, default=str) if part else re.sub(r"\A\s*\w+ *= *(?=\[)", "", text)), ""
 
 
 def _adjacent(children: object) -> str:

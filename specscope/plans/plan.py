@@ -175,7 +175,8 @@ def _sglang(steps: int, top: int, tokens: int) -> tuple[str, str]:
 
 def _vllm(text: str) -> tuple[str, str]:
     try:
-        plain = text.replace('\\"', '"') if re.match(r'\{\s*\\"', text) else text  # within quotes
+        quote = re.match(r"""\{\s*(\\"|')""", text)  # within quotes, or in Python, which allows a comma at the end
+        plain = re.sub(r",(?=\s*[}\]])", "", text.replace(quote[1], '"') if quote else text)
         config = msgspec.convert(json.JSONDecoder().raw_decode(plain)[0], _VllmConfig)
     except (ValueError, RecursionError) as error:  # ValueError: of both
         why = str(error).replace(" - at `$.", " in `")

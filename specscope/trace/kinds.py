@@ -117,7 +117,7 @@ _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
     (FileKind("Spec-Bench's or MT-bench's data set", ReadAs.PROMPTS), "turns | prompt prompt_id"),
     (watched("a response of SGLang"), "meta_info | sglext choices | internal_states.avg_spec_accept_length"),
     (watched("figures of a request of vLLM"), "spec_decode_metrics | num_draft_tokens"),
-    (ANSWER, "choices object | choices usage | metrics.speculative_decoding"),
+    (ANSWER, "choices object | choices usage | metrics.speculative_decoding | data.metrics"),
     (LLAMACPP_JSON_LOG, "type time level msg"),
     (WRAPPED_LOG, "log stream | message level | message levelname"),
     (PROMPT_FILE, "prompt | messages"),

@@ -129,7 +129,7 @@ class Tool:
 REQUEST = ("category", "question_id|metadata.x_request_id|id|request_id")
 MODEL = "model_id|model"
 ENDED, BEGAN = "created|tstamp|date|metadata.request_end_ns", "metadata.request_start_ns"
-EMITTED = "usage.completion_tokens|meta_info.completion_tokens|completion_tokens"
+EMITTED = "usage.completion_tokens|data.usage.completion_tokens|meta_info.completion_tokens|completion_tokens"
 
 
 def _counts(prefix: str, drafts: str, drafted: str, accepted: str, **others: str) -> dict[str, str]:
@@ -148,6 +148,7 @@ _BENCH = Tool(
     rates="spec_decode_per_position_acceptance_rates",
 )
 _ANSWERS = Tool("Spec-Bench", "choices.accept_lengths", {"choices.new_tokens": "emitted"}, with_final=True)
+_METRICS = "metrics.speculative_decoding"  # within `data` in what llama-swap captured
 _AIPERF = {"spec_decode_steps": "drafts", "draft_tokens": "drafted", "accepted_draft_tokens": "accepted"}
 _TIMINGS = Tool(
     "llama.cpp response",
@@ -190,7 +191,7 @@ TOOLS = (
         "vLLM response",
         "num_draft_tokens",
         {"num_draft_tokens": "drafted"},
-        places=("metrics.speculative_decoding", "spec_decode_metrics", ""),
+        places=(f"{_METRICS}|data.{_METRICS}|choices.speculative_decoding_stats", "spec_decode_metrics", ""),
         histogram="acceptance_histogram|histogram",
         lengths="per_step_accepted",
         drafted="per_step_drafted",

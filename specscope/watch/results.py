@@ -169,7 +169,7 @@ class Printed(LogReader):
 
     words, is_log = "a printed result", False
     marks = (*PRINTED, *PRINTED_AT)
-    own = re.compile(rf"(?<!, )(?:{'|'.join(map(re.escape, marks))})")
+    own = re.compile(rf"(?<!, )(?:{'|'.join(map(re.escape, marks))})(?=[ \d]{{0,9}}[:=])")
     _line = re.compile(rf"({own.pattern})(?: \d{{1,3}})?\s*[:=]\s*([0-9]{{1,15}}(?:\.[0-9]{{1,9}})?)\s*$")
 
     def __init__(self, now: datetime, tail: list[str]) -> None:

@@ -23,7 +23,7 @@ from tests.analyze.histories import step, write
 from tests.processes import room_for
 from tests.searching import of_file, tells
 from tests.support import records as made
-from tests.support.commands import run_here, specscope
+from tests.support.commands import run_here, said, specscope
 from tests.support.samples import EAGLE, NGRAM, PLANTED, SAMPLED
 from tests.tiny import write_tiny_model
 from tests.trace.strategies import RUN
@@ -149,29 +149,12 @@ def test_tree_of_another_program(tmp_path):
     (tmp_path / "one.yaml").write_text(f"{eagle}  eagle3_one_model: true\n  eagle_choices: {choices}\n")
     (tmp_path / "serve.yaml").write_text("speculative-config:\n  method: mtp\n  num_speculative_tokens: 2\n")
     (tmp_path / "config.py").write_text(f"EagleDecodingConfig(eagle_choices={choices})\n")
-    dynamic = f"{eagle}  use_dynamic_tree: true\n  max_total_draft_tokens: 20\n"
-    (tmp_path / "dynamic.yaml").write_text(f"{dynamic}  dynamic_tree_max_topK: 8\n")
-    quoted = '"{\\"method\\": \\"ngram\\", \\"num_speculative_tokens\\": 6}"'
-    (tmp_path / "command.txt").write_text(f"vllm serve m \\\n  --speculative_config \\\n  {quoted} 2>&1 | tee log\n")
-    (tmp_path / "args.json").write_text(f'{{"args": ["--model", "m", "--speculative-config", {quoted}]}}')
-    vllm_args = f"  - --speculative-config\n  - '{quoted[1:-1].replace(chr(92), '')}'\n"
-    (tmp_path / "args.yaml").write_text(f"- args:\n{vllm_args}")
-    (tmp_path / "key.yaml").write_text(f"model: m\n{vllm_args.replace('  - --', '').replace(chr(10) + '  - ', ': ')}")
-    sizes = (("num-steps", 3), ("eagle-topk", 2), ("num-draft-tokens", 9))
-    sglang_args = "".join(f'        - --speculative-{name}\n        - "{size}"\n' for name, size in sizes)
-    (tmp_path / "sglang.yaml").write_text(f"      - args:\n{sglang_args}")
     paths = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"
     for name, tree, program in (
         ("samd.json", "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]", "SAMD's tree_adj"),
         *((name, paths, "TensorRT-LLM's eagle_choices") for name in ("trtllm.yaml", "block.yaml", "config.py")),
         ("one.yaml", "3", "TensorRT-LLM's max_draft_len, a chain: it has eagle3_one_model"),
         ("serve.yaml", "2", "vLLM's mtp, a chain of num_speculative_tokens"),
-        ("dynamic.yaml", "dynamic:20,depth=3,top=8", "TensorRT-LLM's use_dynamic_tree"),
-        *(
-            (name, "6", "vLLM's ngram, a chain of num_speculative_tokens")
-            for name in ("command.txt", "args.json", "args.yaml", "key.yaml")
-        ),
-        ("sglang.yaml", "dynamic:8,depth=3,top=2", "SGLang's 3 steps, top 2, 9 draft tokens, one of them the root"),
     ):
         code, out, _ = run_here(["tree", "--json", "--from", str(tmp_path / name)])
         told = json.loads(out)
@@ -184,7 +167,6 @@ def test_tree_of_another_program(tmp_path):
         '{"tree_adj": {"0": [1], "5": [6]}}': "node 5 of the tree_adj has no parent",
         '{"medusa_choices": [[0]], "eagle_choices": [[0]]}': "two trees, eagle_choices and medusa_choices",
         "eagle_choices: [[0, 0]]": "has no parent",
-        dynamic: "TensorRT-LLM's dynamic tree needs dynamic_tree_max_topK",
         "3,4,1": "draft tokens must be 2 or more, not 1",
         str(tmp_path / "nothing.yaml"): "No such file",
         str(tmp_path): "Is a directory",
@@ -194,6 +176,40 @@ def test_tree_of_another_program(tmp_path):
         assert (code, err.count("\n"), why in err) == (2, 1, True), err
     for words in (["tree"], ["tree", "5", "--from", "5"]):
         assert specscope(*words).stderr.endswith("give a TREE, or another program's tree with --from TEXT\n")
+
+
+DYNAMIC = "decoding_type: Eagle3\nmax_draft_len: 3\nuse_dynamic_tree: true\nmax_total_draft_tokens: 20\n"
+PLAIN = '{"method": "ngram", "num_speculative_tokens": 6}'
+QUOTED = PLAIN.replace('"', '\\"')
+SGLANG = (("num-steps", 3), ("eagle-topk", 2), ("num-draft-tokens", 9))
+OF_VLLM = "6", "vLLM's ngram, a chain of num_speculative_tokens"
+SETTINGS = {
+    "dynamic.yaml": (
+        f"{DYNAMIC}dynamic_tree_max_topK: 8\n",
+        "dynamic:20,depth=3,top=8",
+        "TensorRT-LLM's use_dynamic_tree",
+    ),
+    "command.txt": (f'vllm serve m \\\n  --speculative_config \\\n  "{QUOTED}" 2>&1 | tee log\n', *OF_VLLM),
+    "args.json": (f'{{"args": ["--model", "m", "--speculative-config", "{QUOTED}"]}}', *OF_VLLM),
+    "args.yaml": (f"- args:\n  - --speculative-config\n  - '{PLAIN}'\n", *OF_VLLM),
+    "key.yaml": (f"model: m\nspeculative-config: '{PLAIN}'\n", *OF_VLLM),
+    "llm.py": (f"LLM('m', speculative_config={PLAIN.replace(chr(34), chr(39)).replace('}', ',}')})\n", *OF_VLLM),
+    "choices.py": ("mc_sim = [[0], [1], [0, 0]]\n", "[(0,), (1,), (0, 0)]", ""),
+    "sglang.yaml": (
+        "- args:\n" + "".join(f'        - --speculative-{name}\n        - "{size}"\n' for name, size in SGLANG),
+        "dynamic:8,depth=3,top=2",
+        "SGLang's 3 steps, top 2, 9 draft tokens, one of them the root",
+    ),
+}
+
+
+def test_settings_as_they_stand_in_commands_and_files(tmp_path):
+    for name, (content, *told) in SETTINGS.items():
+        (tmp_path / name).write_text(content)
+        found = json.loads(said(["tree", "--json", "--from", str(tmp_path / name)])[0])
+        assert [found["tree"], found["from"]] == told, name
+    code, _, err = run_here(["tree", "--from", DYNAMIC])
+    assert (code, "TensorRT-LLM's dynamic tree needs dynamic_tree_max_topK" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

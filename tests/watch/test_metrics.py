@@ -550,6 +550,18 @@ def test_what_reports_drafted_and_accepted_tokens_alone(tmp_path):
         assert [told[name] for name in ("drafts", "drafted", "accepted", "emitted")] == [None, 60, 45, 80]
 
 
+def test_where_a_count_of_vllm_may_stand():
+    """At a choice, as one version had it, and as llama-swap captured it."""
+    figures = {"num_spec_steps": 4, "num_draft_tokens": 12, "num_accepted_draft_tokens": 5}
+    usage = {"usage": {"completion_tokens": 9}}
+    stats = figures | {"acceptance_histogram": {"0": 1, "1": 1, "2": 2}}
+    at_choice = {"choices": [{"speculative_decoding_stats": stats}]}
+    captured = {"data": usage | {"metrics": {"speculative_decoding": figures | {"acceptance_histogram": [1, 1, 2]}}}}
+    for value in (at_choice | usage, captured):
+        (told,) = read_json(value, 7)
+        assert counts(told.aggregate) == (4, 12, 5, 9, (3, 2))
+
+
 def test_the_timings_of_an_answer_of_llamacpp_alone(tmp_path):
     """As jq .timings leaves them."""
     whole = json.loads((PEOPLE / "llamacpp" / "chat.json").read_text())
