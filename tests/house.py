@@ -16,11 +16,11 @@ SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (10238, 9300),
     "remote": (1700, 1700),
-    "watch": (2022, 1850),
+    "watch": (2023, 1850),
     "analyze": (19233, 15700),
     "measure": (3834, 3300),
     "engine": (2359, 2350),
-    "plans": (936, 850),
+    "plans": (937, 850),
     "speculate": (3115, 2700),
     "model": (3043, 2800),
     "kernels": (2200, 2200),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (800, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70683, 64500),
+    "all": (70685, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
