@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.errors import UserError
+from specscope.errors import UserError, short
 from specscope.kernels.tree_batch import FlatTrees
 from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import host
@@ -72,6 +72,10 @@ def lossless(
     `tree`: a shape, as --tree has it; `drawn`: how drafts are drawn, None for every way. Raises UserError for a rule
     that cannot be enumerated.
     """
+    if not callable(rule):
+        raise UserError(f"the rule is {short(rule)}: give a function of a trial")
+    if vocabulary < 2 or seeds < 1:
+        raise UserError(f"vocabulary must be at least 2 and seeds at least 1, not {vocabulary} and {seeds}")
     own = OwnRule(getattr(rule, "__qualname__", type(rule).__name__), rule)
     outcomes, shape = by_coins(partial(host.verify, own=averaged(own))), parse_tree(tree)
     found: dict[str, float] = {}

@@ -186,6 +186,36 @@ def test_what_is_impossible_is_said(name):
     assert check(found, "possible outputs").failed == 1
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"p": P * 2}, "p of call 1 has a row that sums to 2"),
+        ({"q": Q[:, :2]}, r"call 1: q is \[2, 2\], which does not fit 2 drafts"),
+        ({"output": np.array([0, 9])}, r"call 1: output is \[0, 9\], but the vocabulary has"),
+        ({"drafted": np.array([9, 0])}, r"call 1: drafted is \[9, 0\], but the vocabulary has"),
+        ({"output": np.zeros(0, np.int64)}, "call 1: output holds no token"),
+        ({"coin": np.array([0.5, np.nan])}, "coin of call 1 has NaN"),
+    ],
+)
+def test_calls_that_are_none_are_refused_as_a_file_of_them_is(wrong, says):
+    fine = VerifyCall(P, np.array([0, 0]), np.array([0, 3]), Q)
+    with pytest.raises(UserError, match=says):
+        judge_calls([fine, replace(fine, **wrong)], "standard")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"rule": "standard"}, "the rule is 'standard': give a function"),
+        ({"vocabulary": 1}, "vocabulary must be at least 2"),
+        ({"seeds": 0}, "not 4 and 0"),
+    ],
+)
+def test_what_cannot_be_enumerated_is_refused(wrong, says):
+    with pytest.raises(UserError, match=says):
+        lossless(**{"rule": lambda trial: 1.0, "vocabulary": 4, **wrong})
+
+
 def test_drafts_that_do_not_follow_q_are_no_fault_of_the_sampler():
     """Somebody tries a kernel with drafts of his own choice: the output need not follow p."""
     rng, made = np.random.default_rng(1), []
