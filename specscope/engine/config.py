@@ -130,7 +130,8 @@ class EngineConfig:
         if lies_in_target(self.drafter) and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter {self.drafter} is in the target's checkpoint")
         if self.drafter in ("ngram", "suffix", "none") and self.draft_model is not None:
-            raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
+            add = f"add --drafter {self._pick_drafter()}"
+            raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: {add}")
         if self.drafter == "none" and self.tree is not None:
             raise UserError("--tree is given, but the drafter is none")
         for name, flag in flags_of(EngineConfig).items():

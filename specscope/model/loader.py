@@ -105,6 +105,8 @@ def check_names(info: Mapping[str, Any], model: str, name: str, layers: int | No
     faults = [f"lacks {_some(missing)}"] if missing else []
     faults += [f"has {_some(extra)}, which this kind of model lacks"] if extra else []
     faults += [f"holds {key} as {list(held)} instead of {list(expected)}" for key, held, expected in wrong[:1]]
+    if "fc.weight" in extra:
+        faults.append("if it is an EAGLE head, give --drafter eagle")
     if faults:
         raise UserError(f"cannot load {name}: its config says {model}, but the checkpoint " + "; ".join(faults))
 

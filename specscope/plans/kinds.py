@@ -154,12 +154,12 @@ TENSORS = re.compile(
 
 
 def is_head(folder: Path) -> bool:
-    """Whether a folder holds a head, by its config: an EAGLE-3 one, or one of another kind.
-
-    The config of an older EAGLE head is a plain model's.
+    """Whether a folder holds a head, by its config, or as the config of an older EAGLE head is a plain model's, by what
+    joins its features. That is seen in safetensors alone.
     """
     config = _config(folder)
-    return "draft_vocab_size" in config or bool(_kind(folder, config))
+    known = "draft_vocab_size" in config or _kind(folder, config) is not None
+    return known or any("fc.weight" in tensors.keys() for tensors in _opened(folder))  # noqa: SIM118 - it is no mapping
 
 
 def head_kind(folder: Path) -> str:
@@ -305,6 +305,9 @@ def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"layer_types = {SLIDING} without a sliding_window that is used"
     if config.get("norm_before_fc") and config.get("fc_norm"):
         yield "norm_before_fc beside fc_norm"
+    nested = part.get(LAYER_IDS) if isinstance(part := config.get(IN_SGLANG), Mapping) else None
+    if (ids := config.get(LAYER_IDS)) and nested and layer_ids(ids).get(IN_SGLANG) != {LAYER_IDS: nested}:
+        yield f"{LAYER_IDS} = {ids} beside {nested} in {IN_SGLANG}, which counts from one less"
 
 
 def flattened(config: Mapping[str, Any]) -> dict[str, Any]:

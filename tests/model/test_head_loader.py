@@ -286,6 +286,10 @@ BROKEN = [  # what its config says (None: nothing), a tensor (None: it is not th
     (index(b'{"weight_map": {"fc.weight": 3}}'), "does not say in `weight_map`"),
     (index(b'{"weight_map": {"fc.weight": "../h/other.safetensors"}}'), "which is not in its folder"),
     (lambda folder: write_head(folder, head_tensors(1), norm_output=True), "has `norm_output`, which an EAGLE-1 head"),
+    (lambda folder: write_head(folder, head_tensors(1), **{IDS: [1, 2, 3]}), f"has `{IDS}`, which an EAGLE-1 head"),
+    (lambda folder: write_head(folder, head_tensors(1), draft_vocab_size=60), "has `draft_vocab_size`, which an"),
+    ({IDS: [1, 3, 5], "eagle_config": {IDS: [0, 2, 3]}}, r"`.*ids = \[1, 3, 5\] beside \[0, 2, 3\] in eagle_config"),
+    (("layers.0.mlp.up_proj.weight", torch.ones(80, 48)), r"by two names: midlayer\. and layers\.0\."),
     (lambda folder: write_head(folder, head_tensors(width=32), **NARROW), "is 32 wide and .* 48: it needs its own emb"),
     (parallel(mask_token_id=None), "names no mask token: a P-EAGLE head needs mask_token_id"),
     (parallel(mask_token_id=300), "names mask token 300 in a vocabulary of 300"),
@@ -307,6 +311,13 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, target, what, messag
     assert "\n" not in str(error.value)
     assert str(folder) in str(error.value)
     assert not recwarn.list
+
+
+def test_rotations_that_are_no_numbers_are_refused(tmp_path, target):
+    scaling = {"rope_type": "linear", "factor": 0}
+    loaded = load_head(str(write_head(tmp_path / "h", head_tensors(), rope_scaling=scaling)), target)
+    with pytest.raises(UserError, match="rotations that are no numbers"):
+        HeadRunner(loaded, target, blocks=2)
 
 
 def test_what_is_saved_is_what_is_published(tmp_path, target):

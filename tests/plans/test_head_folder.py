@@ -63,6 +63,14 @@ def test_a_head_of_another_kind_is_refused_as_what_it_is(tmp_path, kind, config)
     assert EngineConfig(target="x", draft_model=str(folder)).drafter == "eagle"
 
 
+def test_an_older_eagle_head_is_told_by_what_joins_its_features(tmp_path):
+    """Its config is a plain model's."""
+    folder = written(tmp_path / "h", LAYER, ("fc.weight", "layers.0.self_attn.q_proj.weight"))
+    assert EngineConfig(target="x", draft_model=str(folder)).drafter == "eagle"
+    with pytest.raises(UserError, match="but the drafter is ngram: add --drafter eagle"):
+        EngineConfig(target="x", drafter="ngram", draft_model=str(folder))
+
+
 @pytest.mark.parametrize("config", DFLASH)
 def test_a_dflash_head_is_told_by_its_folder_and_is_no_target(tmp_path, config):
     folder = written(tmp_path / "h", config)

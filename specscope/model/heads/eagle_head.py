@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from specscope.errors import UserError
 from specscope.model.loader import Size
 from specscope.model.runner import AuxLayer, published_aux_layers
-from specscope.plans.kinds import FLAGS, SLIDING, flattened, layer_ids
+from specscope.plans.kinds import FLAGS, LAYER_IDS, SLIDING, flattened, layer_ids
 from specscope.whole_file import read_object
 
 
@@ -142,7 +142,10 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
     flags = {name: bool(getattr(told, name)) for name in FLAGS}
     if version == 1 and told.num_hidden_layers > 1:
         raise UserError(f"{folder}/config.json says {told.num_hidden_layers} layers: an EAGLE-1 head has one")
-    if version == 1 and (on := next((name for name, value in flags.items() if value), "")):
+    nested = told.eagle_config and told.eagle_config.eagle_aux_hidden_state_layer_ids
+    reduced = told.draft_vocab_size not in (None, told.vocab_size)
+    of_eagle3 = {**flags, LAYER_IDS: told.eagle_aux_hidden_state_layer_ids or nested, "draft_vocab_size": reduced}
+    if version == 1 and (on := next((name for name, value in of_eagle3.items() if value), "")):
         raise UserError(f"{folder}/config.json has `{on}`, which an EAGLE-1 head does not have")
     heads, kv_heads = told.num_attention_heads, told.num_key_value_heads or told.num_attention_heads
     size = told.head_dim or told.hidden_size // heads

@@ -87,7 +87,10 @@ def embedding_of(own: Tensor | None, target: LoadedModel) -> nn.Module:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """A head's tensors as they were published, by the authors' names. Raises UserError."""
     read, first = read_files(path), "layers.0."  # others' name of the first layer
-    return {"midlayer." + name[len(first) :] if name.startswith(first) else name: x for name, x in read.items()}
+    tensors = {"midlayer." + name[len(first) :] if name.startswith(first) else name: x for name, x in read.items()}
+    if len(tensors) < len(read):
+        raise UserError(f"the head in {path} has tensors of its first layer by two names: midlayer. and {first}")
+    return tensors
 
 
 def read_files(path: Path) -> dict[str, Tensor]:
@@ -233,6 +236,8 @@ class LayersRunner:
         positions = torch.arange(min(target.max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
         # cos and sin of every position as the layers use them, side by side: [positions, 2, 1, 2, size / 2]
         self._turns = torch.stack(Rotary()(*rotary(weight, positions)), dim=1)
+        if not self._turns.isfinite().all():
+            raise UserError(f"the head {loaded.name} has rotations that are no numbers: see its rope_scaling")
 
     def rotation(self, batch: Batch) -> tuple[Tensor, Tensor]:
         cos, sin = self._turns[batch.positions[0]].unbind(1)
