@@ -575,7 +575,7 @@ def _call(one: Arrays, where: str) -> VerifyCall:
 
 def _check_shapes(arrays: Mapping[str, NDArray[Any] | None], where: str) -> None:
     """Raise UserError where arrays, p and drafted among them, do not fit together."""
-    p, drafts = np.asarray(arrays["p"]), np.size(arrays["drafted"])
+    p, drafts = np.asarray(arrays["p"]), np.asarray(arrays["drafted"]).size
     for name, array in arrays.items():
         wide = p.shape[1:] if name in ROWS else ()
         if array is not None and not (array.shape[1:] == wide and array.ndim and drafts <= len(array) <= drafts + 1):
