@@ -59,15 +59,6 @@ class VerifyCall:
         count = len(self.output) - 1
         return count if count >= 0 and np.array_equal(self.output[:-1], self.drafted[:count]) else -1
 
-    def check(self, where: str) -> None:
-        """Raise UserError for what a file of calls may not hold either."""
-        given = {"drafted": self.drafted, "p": self.p, "q": self.q, "coin": self.coin}
-        _check_shapes(given, where)
-        _check_tokens(self.drafted, self.output, self.p.shape[-1], where)
-        for name in ("p", "q", "coin"):
-            if (array := given[name]) is not None and array.size:
-                _checked(array, f"{name} of {where}", name)
-
     def row(self, place: int, off: tuple[int, int] = (0, 0)) -> tuple[Doubles, Doubles, int]:
         """p, q and the token of a draft; p and q may be so many rows away."""
         last, token = len(self.drafted) - 1, int(self.drafted[place])
@@ -281,7 +272,10 @@ def judge_calls(calls: Sequence[VerifyCall], rule: str | None = None, alpha: flo
     if not calls:
         raise UserError("there is no call to judge")
     for number, call in enumerate(calls):
-        call.check(f"call {number}")
+        _fit(call, len(call.drafted), where := f"call {number}")
+        for name, array in (("p", call.p), ("q", call.q), ("coin", call.coin)):
+            if array is not None and array.size:
+                _checked(array, f"{name} of {where}", name)
     once = _first_of_equal(calls)
     under = {name: np.array([law.judge(call)[0] for call in calls]) for name, law in MISTAKES.items()}
     alone = "" if rule is None else "a rule was named, which asks for the sampler alone"
@@ -564,31 +558,24 @@ def _call(one: Arrays, where: str) -> VerifyCall:
     drafted, output = (one[name][: int((one[name] >= 0).sum())] for name in ("drafted", "output"))
     p, q, n = _rows(one, "p", "logits"), _rows(one, "q", "draft_logits"), len(drafted)
     assert p is not None
-    _check_shapes({"drafted": one["drafted"], "p": p, "q": q, "coin": one.get("coin")}, where)
-    _check_tokens(drafted, output, p.shape[-1], where)
-    q, coin = (None if x is None else x[:n] for x in (q, one.get("coin")))
     final = float(one["final_coin"].flat[0]) if "final_coin" in one else None
-    return VerifyCall(
-        p[: n + (len(p) > len(one["drafted"]))], drafted, output, q, coin, final, _rounding(p) if "p" in one else 0.0
-    )
+    padded = VerifyCall(p, drafted, output, q, one.get("coin"), final, _rounding(p) if "p" in one else 0.0)
+    _fit(padded, drafts := len(one["drafted"]), where)
+    q, coin = (None if x is None else x[:n] for x in (q, padded.coin))
+    return replace(padded, p=p[: n + (len(p) > drafts)], q=q, coin=coin)
 
 
-def _check_shapes(arrays: Mapping[str, NDArray[Any] | None], where: str) -> None:
-    """Raise UserError where arrays, p and drafted among them, do not fit together."""
-    p, drafts = np.asarray(arrays["p"]), np.asarray(arrays["drafted"]).size
-    for name, array in arrays.items():
-        wide = p.shape[1:] if name in ROWS else ()
-        if array is not None and not (array.shape[1:] == wide and array.ndim and drafts <= len(array) <= drafts + 1):
+def _fit(call: VerifyCall, drafts: int, where: str) -> None:
+    """Raise UserError for shapes that do not fit so many drafts, and for tokens outside the vocabulary."""
+    for name, array in (("p", call.p), ("q", call.q), ("coin", call.coin), ("drafted", call.drafted)):
+        wide, least = call.p.shape[-1:] if name in ROWS else (), 0 if name == "drafted" else drafts
+        if array is not None and not (array.ndim and array.shape[1:] == wide and least <= len(array) <= drafts + 1):
             raise UserError(f"{where}: {name} is {list(array.shape)}, which does not fit {plural(drafts, 'draft')}")
-
-
-def _check_tokens(drafted: Indices, output: Indices, vocabulary: int, where: str) -> None:
-    """Raise UserError for an output without a token, and for tokens outside the vocabulary."""
-    if output.ndim != 1 or not len(output):
+    if call.output.ndim != 1 or not len(call.output):
         raise UserError(f"{where}: output holds no token")
-    for name, tokens in (("drafted", drafted), ("output", output)):
-        if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= vocabulary:
-            raise UserError(f"{where}: {name} is {tokens.tolist()}, but the vocabulary has {vocabulary} tokens")
+    for name, tokens in (("drafted", call.drafted), ("output", call.output)):
+        if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= call.p.shape[-1]:
+            raise UserError(f"{where}: {name} is {tokens.tolist()}, but the vocabulary has {call.p.shape[-1]} tokens")
 
 
 def _rounding(rows: Doubles) -> float:
