@@ -285,7 +285,7 @@ class VllmLog(LogReader):
         interval = self._interval(line)
         is_first, self.any = not self.any, True
         form = (1 + (BEHIND in line)) * (_FIELDS["rates"].search(line) is not None)
-        if form < self._form and interval.aggregate.accepted:
+        if form < self._form and interval.aggregate.drafted:
             raise UnreadableError(f"a `{MARK}` line that is cut off")
         self._form = max(self._form, form)
         if (known := hash((self._engine, line))) in self._lines:

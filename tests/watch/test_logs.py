@@ -201,7 +201,9 @@ def test_a_line_that_stands_twice_or_is_cut_off_is_left_out_and_named():
     reader = Log(VllmLog, NOW, [])
     for line in in_turn([LINE, LINE]):
         reader.take(line)
-    for line, why in ((LINE, "that the log has twice"), (LINE.partition("Per-pos")[0], "that is cut off")):
+    none = LINE.replace("length: 1.06", "length: 1.00").replace("Accepted: 6", "Accepted: 0").partition("Per-pos")[0]
+    cut = (LINE.partition("Per-pos")[0], none)
+    for line, why in ((LINE, "that the log has twice"), *((line, "that is cut off") for line in cut)):
         with pytest.raises(UnreadableError, match=why):
             reader.take(line)
 
@@ -439,3 +441,10 @@ def test_a_count_that_was_worked_out_is_marked_wherever_it_is_told(tmp_path):
     ):
         row = next(line.split() for line in run_here(command)[1].splitlines() if line.startswith("drafts "))
         assert row[1].startswith("~"), command
+
+
+def test_where_a_number_of_drafts_is_not_known_the_sum_is_a_dash(tmp_path):
+    (tmp_path / "m.log").write_text("\n".join(in_turn([LINE, LINE.replace("length: 1.06", "length: 1.60")])))
+    for command in (["watch", str(tmp_path / "m.log"), "--headless"], ["report", str(tmp_path / "m.log")]):
+        row = next(line.split() for line in run_here(command)[1].splitlines() if line.startswith("drafts "))
+        assert row == ["drafts", "–"], command

@@ -126,15 +126,20 @@ class IntervalMeans:
 
     def __init__(self, aggregates: Iterable[Aggregate] = ()) -> None:
         self._lengths, self._rates = [0.0, 0], [0.0, 0]  # sum, how many
-        self.mark = ""  # before numbers of drafts: ~ where one was worked out
+        self._marks: set[str | None] = set()  # of the numbers of drafts; None for one that is not known
         for aggregate in aggregates:
             self.add(aggregate)
 
     def add(self, aggregate: Aggregate) -> None:
-        self.mark = self.mark or ("~" if aggregate.rounded else "")
+        self._marks.add(None if aggregate.drafts is None else "~" * aggregate.rounded)
         for sums, value in ((self._lengths, aggregate.length), (self._rates, rate(aggregate))):
             if value is not None:
                 sums[:] = sums[0] + value, sums[1] + 1
+
+    @property
+    def mark(self) -> str:
+        """Before their number of drafts: ~ where one was worked out, and all are known."""
+        return "~" if "~" in self._marks and None not in self._marks else ""
 
     def length(self, sums: Acceptance) -> float | None:
         """Mean acceptance length, from the counts where there are any."""
