@@ -207,7 +207,7 @@ def test_calls_that_are_none_are_refused_as_a_file_of_them_is(wrong, says):
     ("wrong", "says"),
     [
         ({"rule": "standard"}, "the rule is 'standard': give a function"),
-        ({"tree": "dynamic:5"}, "the tree is 'dynamic:5': give its shape alone"),
+        ({"tree": "dynamic:5"}, "the tree is 'dynamic:5': give a shape alone"),
         ({"vocabulary": 1}, "vocabulary must be at least 2"),
         ({"seeds": 0}, "not 4 and 0"),
     ],
