@@ -31,10 +31,10 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "cli": (3232, 3100),
     "serve": (1600, 1600),
     "page": (959, 700),
-    "testing": (814, 320),
+    "testing": (816, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70718, 64500),
+    "all": (70720, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
