@@ -75,7 +75,7 @@ def lossless(
     if not callable(rule):
         raise UserError(f"the rule is {short(rule)}: give a function of a trial")
     if ":" in tree:  # of how drafts are drawn, or of a tree that follows them
-        raise UserError(f"the tree is {short(tree)}: give a shape alone, such as 2x1; `drawn` says how drafts are drawn")
+        raise UserError(f"the tree is {short(tree)}: give a shape alone, as 2x1; `drawn` says how drafts are drawn")
     if vocabulary < 2 or seeds < 1:
         raise UserError(f"vocabulary must be at least 2 and seeds at least 1, not {vocabulary} and {seeds}")
     own = OwnRule(getattr(rule, "__qualname__", type(rule).__name__), rule)
