@@ -246,9 +246,9 @@ def _context(plans: Sequence[Contexts]) -> Finding:
 
 
 def _looked_up(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contexts]) -> Finding:
-    """The finding on trees from text lookup: each is built again from the text."""
-    tally = Tally(*TREE, "step", history.vocabulary.show)
-    steps = [(contexts, step) for contexts in plans for step in contexts.steps]
+    """The finding on trees from text lookup: each is built again from the text, where the engine drafted at all."""
+    tally, off = Tally(*TREE, "step", history.vocabulary.show), {r.step for r in history.steps if not r.speculation}
+    steps = [(contexts, step) for contexts in plans for step in contexts.steps if step.where.step not in off]
     whole = [each for each in steps if each[1].part.form is None or not each[1].part.form.pruned]
     tally.about += f" with {judge_lookups(whole, run, plan, tally)}"
     if pruned := len(steps) - len(whole):
