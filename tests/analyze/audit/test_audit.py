@@ -17,7 +17,7 @@ from specscope.measure.judges import audit_options
 from specscope.measure.prompts import PLAIN
 from specscope.plans.kinds import text_part
 from specscope.trace.history.history import History
-from tests.analyze.audit.runs import RULES, SETTINGS, drained, failed, run
+from tests.analyze.audit.runs import RULES, drained, failed, run
 from tests.engines import PROMPTS
 from tests.heads import head_tensors, write_head
 
@@ -71,7 +71,7 @@ def test_a_head_that_amplifies_rounding_is_not_convicted_of_it(bench, tmp_path):
 
 
 def test_a_lookup_is_not_missed_while_drafting_is_off(bench):
-    engine = bench.fresh("ngram at one", **SETTINGS["ngram"], disable_above=1)
+    engine = bench.fresh("ngram", disable_above=1)
     history = run(engine, {}, 30, PROMPTS[:3])
     assert not all(record.speculation for record in history.steps)
     assert failed(bench.audit(engine, history)) == set()
