@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from specscope.trace.wire.unspan import Decoder, run_info
 
 WAITING, WAITING_BYTES = 50_000, 24 * 2**20  # spans that may wait to be decoded, and bytes of them as they came
 HELD = 256 * 2**20  # bytes that the decoders of all runs may hold, roughly
+LATE = 10.0  # seconds after which a step is shown without the spans that have not come: collectors hold some back
 LOOK = 0.2  # seconds after which a listener looks whether its screen is still there
 SUMMARIES = "decode steps without evidence: export at level `trees`"
 
@@ -63,7 +65,7 @@ class _Run:
 
     def feed(self, name: str, spans: Spans, dropped: int) -> RunUpdate | None:
         """Take spans of this run; gives the update for the screen, if there is one."""
-        records = tuple(self.decoder.feed(*spans))
+        records = (*self.decoder.feed(*spans), *self.decoder.overdue(time.monotonic() - LATE))
         before, self._sent = self._sent, (self.decoder.run, self.decoder.lost + dropped)
         info = None if before[0] is self.decoder.run else self.decoder.run
         if not records and before[1] == self._sent[1] and info is None:
@@ -119,6 +121,8 @@ class _Listener:
                 except Exception as error:  # one bad export must not stop it
                     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
                     self._leave_out("spans", f"{kind}{error}")
+            for name in self._runs:
+                self._tell(name, ())
             while self.refused:
                 self._leave_out("an export", self.refused.popleft())
 
@@ -137,11 +141,16 @@ class _Listener:
         if name not in self._runs and len(self._runs) >= ENGINES:
             del self._runs[next(iter(self._runs))]
         self._runs[name] = run
+        self._tell(name, spans)
+        while len(self._runs) > 1 and sum(each.decoder.held for each in self._runs.values()) > HELD:
+            del self._runs[max(self._runs, key=lambda each: self._runs[each].decoder.held)]
+
+    def _tell(self, name: str, spans: Spans) -> None:
+        """Send what a run's spans, and those that have waited for others, give."""
+        run = self._runs[name]
         for message in (run.feed(name, spans, self._dropped), *run.news()):
             if message is not None:
                 self._pipe.send(message)
-        while len(self._runs) > 1 and sum(each.decoder.held for each in self._runs.values()) > HELD:
-            del self._runs[max(self._runs, key=lambda each: self._runs[each].decoder.held)]
 
 
 def listen(pipe: Connection, host: str, grpc_port: int, http_port: int | None) -> None:

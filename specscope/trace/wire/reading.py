@@ -240,9 +240,8 @@ class CaptureReader:
         """Warn of what is missing. `gaps`: steps of each request that are; `unfinished`: requests that did not end."""
         lost = f"without {plural(sum(gaps), 'step')} of {plural(sum(gap > 0 for gap in gaps), 'request')}"
         chosen = f"a part of its run, {lost}" if sum(gaps) else ""  # requests whose traces were chosen from a run
-        if words := chosen if self._decoder.missing[OWN] else self._decoder.missing_text() or chosen:
+        if words := chosen if self._decoder.missing[OWN] else self._decoder.missing_text():
             self.warnings.append(words)
-            self.history.in_part = True
         if unfinished:
             self.warnings.append(f"{unfinished} of {plural(len(gaps), 'request')} did not end in this file")
 

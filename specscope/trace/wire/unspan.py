@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -105,6 +106,7 @@ class _Pending:
     branch: int = 0
     bare: set[str] = field(default_factory=set)  # requests whose steps came without their evidence
     weight: int = 0  # bytes, roughly
+    since: float = field(default_factory=time.monotonic)  # when the first of them came
 
     @property
     def names(self) -> schema.OfEngineStep:
@@ -167,9 +169,9 @@ class Decoder:
     """Takes one run's spans in any order and gives its records in order; what it holds is bounded, whatever comes.
 
     A span that is not as the schema says is left out and named in `faults`. A step is given when its spans are there,
-    or when it is no use to wait for them: where too many others wait, and at the end. What it then lacks its record
-    says (`absent`), and `lost` counts. `summaries` counts decode steps that came without their evidence (level
-    `steps`). A reader of a file is `patient`: only memory bounds what waits.
+    or when it is no use to wait for them: where too many others wait, when it is `overdue`, and at the end. What it
+    then lacks its record says (`absent`), and `lost` counts. `summaries` counts decode steps that came without their
+    evidence (level `steps`). A reader of a file is `patient`: only memory bounds what waits.
     """
 
     def __init__(self, privacy: Privacy = Privacy.EVERYTHING, *, patient: bool = False) -> None:
@@ -301,14 +303,17 @@ class Decoder:
 
     def _ready(self, step: int) -> list[StepRecord]:
         """The records at the front that need not wait, once a span of that step has come."""
+        may_follow = self._crowded or (step in self._pending and self._pending[step].complete())
+        return self.overdue(-math.inf) if may_follow else []
+
+    def overdue(self, since: float) -> list[StepRecord]:
+        """The records at the front that need not wait, and those that do since an earlier time (of time.monotonic)."""
         records: list[StepRecord] = []
-        if not self._crowded and (step not in self._pending or not self._pending[step].complete()):
-            return records
         while self._order:
             first = self._order[0]
             if (pending := self._pending.get(first)) is not None:
                 follows = first - pending.left_out <= self._next  # nothing is missing before it
-                if not self._crowded and not (follows and pending.complete()):
+                if not (self._crowded or pending.since < since or (follows and pending.complete())):
                     break
                 self._take(first, records)
             heappop(self._order)

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -188,6 +189,17 @@ def test_every_step_that_is_there_is_read_and_none_is_invented(
     steps = any(r.requests or r.admitted or r.absent is None or not r.absent.engine for r in known)
     assert back.in_part == (steps and any(what is not None for what in absent))  # requests' own spans alone are no part
     assert not back.in_part or len(kept) < len(spans)
+
+
+def test_a_step_of_which_spans_are_lost_is_given_once_it_is_overdue_and_those_behind_it_too():
+    run = records()
+    spans = [span for span in encoded(run) if span.attributes.get("specscope.step") != run[1].step]
+    decoder, begun = Decoder(), time.monotonic()
+    given = [record.step for span in spans for record in decoder.feed(span)]
+    assert given == [run[0].step]
+    assert decoder.overdue(begun) == []
+    assert [record.step for record in decoder.overdue(time.monotonic())] == [record.step for record in run[2:]]
+    assert decoder.missing["whole engine step"] == 1
 
 
 @given(runs(max_steps=3), vocabularies)
