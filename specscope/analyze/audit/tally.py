@@ -94,7 +94,7 @@ class Tally:
         """The finding on all items; the condition is searched for over all of them."""
         failed, tested = sum(self.differs), plural(len(self.items), self.noun)
         notes = [f"{plural(count, self.noun)} {what} left out" for what, count in self.left.items() if count]
-        if failed and not self.far and failed <= 1 + TAIL * len(self.items):
+        if failed and not self.far and failed <= 2 + TAIL * len(self.items):
             notes.append(f"{failed:,} of {tested} off by up to {FAR:g} times the usual rounding")
             failed = 0
         result = CheckResult.SKIPPED if not self.items else CheckResult.FAILED if failed else CheckResult.PASSED

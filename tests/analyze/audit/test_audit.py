@@ -10,7 +10,8 @@ from specscope import Engine, SamplingParams
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.audit.options import ModelSource, Options
-from specscope.analyze.audit.tally import span
+from specscope.analyze.audit.tally import Tally, span
+from specscope.analyze.evidence.visits import visits
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options
@@ -68,6 +69,17 @@ def test_a_head_that_amplifies_rounding_is_not_convicted_of_it(bench, tmp_path):
     engine = bench.fresh("sharp", drafter="eagle", draft_model=str(path), tree="2x3")
     found = bench.audit(engine, run(engine, {}, 30, PROMPTS[:3]))
     assert (failed(found), found.finding("draft p").tested > 500) == (set(), True)
+
+
+@pytest.mark.parametrize(("has_tails", "times", "passes"), [(True, 2, True), (True, 5, False), (False, 2, False)])
+def test_two_figures_of_a_short_run_may_lie_in_the_tails_of_half_precision(bench, has_tails, times, passes):
+    """A context may round more than any that was measured; not by many times as much, and not in float32."""
+    history, tally = bench.ran("ngram", "temperature"), Tally("target p", "p is the model's", has_tails=has_tails)
+    for number, visit in enumerate(v for v in visits(history) if v.part.is_judged):
+        off = 0.1 * times if number in (3, 4) else 0.0
+        recorded = span(0.5, off)[1]
+        tally.compare(visit.reference(), recorded, 0.5, span(0.5, 0.1), "", cuts=False)
+    assert (tally.finding(history).result is CheckResult.PASSED) == passes
 
 
 def test_a_lookup_is_not_missed_while_drafting_is_off(bench):
