@@ -186,6 +186,10 @@ def test_bad_requests_are_refused_in_one_line(receiver: Receiver, taken: Taken, 
     assert post(receiver, GOOD, Content_Type=PROTOBUF)[0] == 200  # and it goes on
 
 
+def test_an_export_without_spans_is_answered_as_one(receiver: Receiver, taken: Taken) -> None:
+    assert (post(receiver, b"{}", Content_Type=JSON)[0], taken.refused) == (200, [])
+
+
 def test_other_paths_methods_and_bytes(receiver: Receiver, taken: Taken) -> None:
     assert post(receiver, GOOD, "/v1/metrics", Content_Type=PROTOBUF)[0] == 404
     assert refused(receiver, GOOD, EXPORT.replace("Export", "Other")) is grpc.StatusCode.UNIMPLEMENTED

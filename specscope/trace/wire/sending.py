@@ -43,6 +43,7 @@ ANSWERS = ("", "application/x-protobuf", "application/json")  # content types of
 PASSING = {429, 502, 503, 504, "CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
 
 SILENT = (  # what libraries say where nobody answered, gRPC also with a status, and our words
+    ("parsing http/2", "{} speaks HTTP, not gRPC: give --otlp-protocol http/protobuf"),
     ("connection refused", "nothing listens at {} (connection refused)"),
     ("resol(v|ution)|name or service not known|name not found", "the host name of {} is not known"),
     ("timed ?out|timeout|deadline exceeded", "{} did not answer in time"),

@@ -126,6 +126,15 @@ def test_meanwhile_the_oldest_give_way_and_nobody_waits(protocol, monkeypatch):
     assert sender.lost == {f"nothing listens at 127.0.0.1:{port} (connection refused)": 1 + more - len(taken.ids)}
 
 
+def test_what_speaks_http_is_named_where_grpc_was_sent(patient):
+    port = free_port()
+    with Receiver(lambda export: None, grpc_port=None, http_port=port):
+        sender = Sender(f"127.0.0.1:{port}", "grpc")
+        sender.put(batch(1))
+        sender.close()
+    assert sender.lost == {f"127.0.0.1:{port} speaks HTTP, not gRPC: give --otlp-protocol http/protobuf": 1}
+
+
 class Endpoint(Store):
     """Answers each export with the next of these statuses, the last for ever; 0 drops it."""
 
