@@ -21,6 +21,7 @@ from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import TEMPLATE, RunInfo
 from specscope.trace.record.vocabulary import printable
 
+DRAFTS = "drafts"  # whether they were sampled, as observed
 NOT_KNOWN = "not known"  # a model or drafter of a side whose run is not recorded
 NONE = "–"
 SHOWN = 4  # values of a side
@@ -180,7 +181,7 @@ def _drawn(a: Side, b: Side) -> Difference | None:
     first, second = (names.get(share, "partly sampled, with q; partly without q") for share in shares)
     lost = "with q" in first + second and "without q" in first + second
     note = "without q a draft is accepted with probability p alone" if lost else ""
-    return None if first == second else Difference("drafts", first, second, note, StepStage.DRAFTER)
+    return None if first == second else Difference(DRAFTS, first, second, note, StepStage.DRAFTER)
 
 
 def _params(a: Side, b: Side, pairs: Matched) -> list[Difference]:
@@ -206,3 +207,12 @@ def explaining(stage: StepStage | None, differences: Iterable[Difference], *, al
     """The settings that explain a difference at a stage. `alike`: it is of pairs with the same parameters alone."""
     reached = (FROM[stage] if stage else set()) - ({StepStage.SAMPLING} if alike else set())
     return tuple(difference.name for difference in differences if difference.enters in reached)
+
+
+def shifting(differences: Iterable[Difference]) -> tuple[str, ...]:
+    """The settings that explain another acceptance, which follows from every stage and from the prompts.
+
+    Nobody set that a drafter lost its q.
+    """
+    settings = (line for line in differences if line.name != DRAFTS)
+    return tuple(line.name for line in settings if line.enters or line.name == TEMPLATE)

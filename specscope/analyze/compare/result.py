@@ -15,13 +15,14 @@ from typing import Any
 
 from specscope.analyze.compare.align import PairedBy
 from specscope.analyze.compare.bootstrap import FEWEST, Estimate
-from specscope.analyze.compare.config import Difference, StepStage, explaining
+from specscope.analyze.compare.config import Difference, StepStage, explaining, shifting
 from specscope.analyze.compare.failif import FailCondition, named
 from specscope.analyze.compare.fields import Field
 from specscope.analyze.compare.parting import Parting, PartingCause
 from specscope.trace.history.conditions import TAU
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import PARAM_NAMES
+from specscope.trace.record.records import TEMPLATE
 
 RARE = 0.01  # of the pairs; up to that share may be rounding, which has no sharp bound
 ENOUGH = 0.05  # of A's acceptance length: where so small a change would have been seen, no difference means the same
@@ -108,6 +109,8 @@ class Comparison:
     # The primary figure, None where it is not known on both sides; the acceptance rate of each depth
     tau = cached_property[Estimate | None](lambda found: next((one for one in found.figures if one.name == TAU), None))
     depths = cached_property[list[Estimate]](lambda found: [one for one in found.figures if one.name[:6] == "depth "])
+    # The settings that explain whatever figure differs
+    settings = cached_property[tuple[str, ...]](lambda found: shifting(found.differences))
 
     @property
     def grouped(self) -> list[tuple[str, Estimate]]:
@@ -136,12 +139,12 @@ class Comparison:
 
 def judged(found: Comparison) -> Comparison:
     """A comparison with its verdict: the answer, a sentence that states it, the reasons, and the acceptance length."""
-    reasons = [*_evidence(found.fields), *_partings(found), *_figures(found)]
+    reasons = [*_evidence(found.fields), *_partings(found), *([] if found.settings else _figures(found))]
     if reasons:
         answer, summary = Sameness.DIFFERENT, _different(found, reasons)
     else:
         answer, summary, reasons = _without_reasons(found)
-    summary = _drafted(found) + summary
+    summary = " ".join(filter(None, (_drafted(found), _acceptance(found.tau), summary)))
     return replace(found, answer=answer, summary=summary, reasons=tuple(reasons), headline=headline(found.tau))
 
 
@@ -153,16 +156,22 @@ def _drafted(found: Comparison) -> str:
         return ""
     a, b = (drafts / of for drafts, of in zip(found.tau.weight, steps, strict=True))
     says = f"τ counts only steps with drafts: {100 * a:.0f} % of A's, {100 * b:.0f} % of B's."
-    return f"{says} Output tokens per step: {tokens.a:.2f} → {tokens.b:.2f}. " if abs(a - b) > DRAFTED_UNLIKE else ""
+    return f"{says} Output tokens per step: {tokens.a:.2f} → {tokens.b:.2f}." if abs(a - b) > DRAFTED_UNLIKE else ""
+
+
+def _acceptance(tau: Estimate | None) -> str:
+    """What changed for the user; "" where no change is shown."""
+    if tau is None or tau.difference is None or not tau.significant:
+        return ""
+    way = "fewer" if tau.difference < 0 else "more"
+    return f"B gets {way} tokens per draft than A: {tau.b:.2f} instead of {tau.a:.2f}."
 
 
 def _different(found: Comparison, reasons: Sequence[str]) -> str:
     """What differs first in a step, as one would say it: it explains what follows."""
-    tau, more = found.tau, len(reasons) - 1
-    if tau is not None and tau.difference is not None and tau.significant:
-        beside = f" {plural(more, 'other difference')} {'is' if more == 1 else 'are'} listed below." if more else ""
-        way = "fewer" if tau.difference < 0 else "more"
-        return f"B gets {way} tokens per draft than A: {tau.b:.2f} instead of {tau.a:.2f}.{beside}"
+    more = len(reasons) - 1
+    if found.tau is not None and found.tau.significant and not found.settings:
+        return f"{plural(more, 'other difference')} {'is' if more == 1 else 'are'} listed below." if more else ""
     of_evidence = (field.stage for field in found.fields if field.suspect)
     stages = {*of_evidence, *(cause.stage for cause in accused(found.pairs, found.differences))}
     says = next((ALOUD[stage] for stage in StepStage if stage in stages), "")
@@ -179,13 +188,14 @@ def _without_reasons(found: Comparison) -> tuple[Sameness, str, list[str]]:
     causes = sorted((cause for cause in PartingCause if cause.stage), key=lambda cause: not cause.suspect)
     asked = [(_parted(pairs, cause), _explained(cause, found.differences)) for cause in causes]
     configured += [f"{parted}, as configured: {', '.join(names)}" for parted, names in asked if parted and names]
+    configured += [f"{line}, as configured: {', '.join(found.settings)}" for line in _figures(found)]
     untold = [parted for cause in (PartingCause.CHOICE, PartingCause.UNKNOWN) if (parted := _parted(pairs, cause))]
     untold += [f"{field.sentence}, {field.note}" for field in fields if field.unsure]
     if untold:
         return Sameness.UNKNOWN, f"Whether the runs differ is unknown: {untold[0]}.", [*untold[1:], *configured]
     if configured:
         lines = found.differences
-        why = ", ".join(line.name for line in lines if line.enters or line.name in PARAM_NAMES)
+        why = ", ".join(line.name for line in lines if line.enters or line.name in (TEMPLATE, *PARAM_NAMES))
         rest = f"Nothing else differs. Compared: {seen}" if seen else "nothing else could be compared"
         summary = f"Only the configured settings differ{f' ({why})' if why else ''}."
         return Sameness.CONFIGURED, summary, [*configured, rest]
@@ -258,8 +268,8 @@ def _covered(found: Comparison) -> str:
     judged = [field for field in found.fields if field.compared and not field.explained]
     names = [f"{field.name} ({field.compared:,})" for field in judged[:NAMED]]
     names += [f"{len(judged) - NAMED} more"] if len(judged) > NAMED else []
-    tau = found.tau
-    acceptance = [] if tau is None or not tau.clusters else [f"acceptance ({plural(tau.clusters, 'request')})"]
+    of = 0 if found.tau is None or _figures(found) else found.tau.clusters
+    acceptance = [f"acceptance ({plural(of, 'request')})"] if of else []
     return ", ".join([*acceptance, *(["at equal contexts " + ", ".join(names)] if names else [])])
 
 

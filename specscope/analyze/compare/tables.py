@@ -180,7 +180,7 @@ def figures(comparison: Comparison) -> Table:
         "excludes 0, for the others after Holm's correction. Rates by depth: of all drafts, "
         "as in vLLM. whole paths: drafts accepted down to a leaf. --fail-if takes each figure by name."
     )
-    return _estimates("Figures", "figure", [_estimate(figure) for figure in comparison.figures], note)
+    return _estimates("Figures", "figure", [_estimate(figure, comparison) for figure in comparison.figures], note)
 
 
 def _estimates(title: str, first: str, rows: Sequence[tuple[str, ...]], note: str) -> Table:
@@ -188,14 +188,15 @@ def _estimates(title: str, first: str, rows: Sequence[tuple[str, ...]], note: st
     return Table(title, columns, rows, note if rows else "", frozenset([""]))
 
 
-def _estimate(figure: Estimate) -> tuple[str, ...]:
+def _estimate(figure: Estimate, comparison: Comparison) -> tuple[str, ...]:
+    mark = "as configured" if comparison.settings else "*"
     values = figure.text(figure.a), figure.text(figure.b), figure.points(figure.difference, sign="+")
     seen = figure.points(figure.visible), count(figure.clusters)
-    return figure.name, *values, figure.interval(), *seen, "*" if figure.significant else ""
+    return figure.name, *values, figure.interval(), *seen, mark if figure.significant else ""
 
 
 def groups(comparison: Comparison) -> Table:
-    rows = [(one_line(figure.name, MOST_SHOWN), *_estimate(figure)[1:]) for _, figure in comparison.grouped]
+    rows = [(one_line(figure.name, MOST_SHOWN), *_estimate(figure, comparison)[1:]) for _, figure in comparison.grouped]
     shown = rows if len(rows) <= GROUPS_SHOWN else sorted(rows, key=lambda row: not row[-1])[:GROUPS_SHOWN]
     note = "n: requests. *: differs, after Holm's correction over the table. --fail-if: tau where GROUP is VALUE."
     note += f" {len(rows) - len(shown):,} more; --json shows all." if len(rows) > len(shown) else ""

@@ -1,6 +1,7 @@
 """Two runs compared: the same, with one thing planted, with evidence taken away; and no two places of it disagree."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from specscope.analyze.compare.failif import named, parse
 from specscope.analyze.compare.parting import PartingCause
 from specscope.analyze.compare.result import ALOUD, Sameness
 from specscope.analyze.compare.side import from_history, joined
-from specscope.trace.record.records import RunInfo
+from specscope.trace.record.records import TEMPLATE, RunInfo
 from tests.analyze.histories import RUN
 
 from .runs import Made, field_of, make, side, with_params
@@ -294,6 +295,45 @@ def test_a_setting_explains_what_is_computed_from_it_and_nothing_else():
     assert reached[StepStage.COINS] == {StepStage.COINS, StepStage.TREE, StepStage.VERDICT}
     assert {setting for setting, stage in explained if stage is StepStage.TARGET} == {StepStage.TARGET}
     assert explaining(None, [Difference("model", "1", "2", enters=StepStage.TARGET)]) == ()
+
+
+TREES = {"run": dataclasses.replace(RUN, tree="1")}
+THINKING = {"labels": {TEMPLATE: '{"enable_thinking": false}'}, "prompt": "", "prompt_tokens": np.zeros(0, np.int32)}
+
+
+@pytest.mark.parametrize(
+    ("how", "info", "settings"),
+    [
+        ({}, {}, ""),
+        (TREES, {}, "tree"),
+        ({}, THINKING, TEMPLATE),  # a model writes other texts
+        ({"sampled": False}, {}, ""),  # nobody set that its q was lost
+    ],
+)
+def test_a_changed_setting_explains_another_acceptance(how, info, settings):
+    plain, other = side(seed=1, temperature=0.0), side(seed=1, temperature=0.0, chain=1, **how)
+    for request in other.requests:
+        request.info = dataclasses.replace(request.info, **info)
+    found = compare(plain, other)
+    says, said = found.summary.split(". ", 1)
+    assert re.fullmatch(r"B gets (fewer|more) tokens per draft than A: \S+ instead of \S+", says)
+    if settings:
+        assert (found.answer, found.exit_code) == (CONFIGURED, 0)
+        assert said == f"Only the configured settings differ ({settings})."
+        assert any(re.fullmatch(rf"tau .*, as configured: {settings}", reason) for reason in found.reasons)
+        assert not any("Compared: acceptance" in reason for reason in found.reasons)
+        assert {row[-1] for row in tables.figures(found).rows} - {""} == {"as configured"}
+    else:
+        assert (found.answer, found.exit_code) == (DIFFERENT, 1)
+        assert {row[-1] for row in tables.figures(found).rows} - {""} == {"*"}
+
+
+def test_a_setting_that_explains_acceptance_does_not_explain_a_fault():
+    faults = {(f"r{n}", place): "p" for n in range(24) for place in range(40)}
+    found = compare(side(seed=1), side(seed=1, chain=1, plant=faults, **TREES))
+    assert found.answer is DIFFERENT
+    assert found.summary.startswith("B gets fewer tokens per draft than A: ")
+    assert f"{ALOUD[StepStage.TARGET]}, and nothing in the configuration explains it." in found.summary
 
 
 NONE_MARKED = (Sameness.SAME, Sameness.CONFIGURED)
