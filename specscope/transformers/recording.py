@@ -24,7 +24,7 @@ from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
 from specscope.trace.wire.spans import SpanLevel
 from specscope.transformers import UTILS, hooks
 from specscope.transformers.hooks import Hooks
-from specscope.transformers.run_info import CandidateSource, run_info
+from specscope.transformers.run_info import CandidateSource, eos_tokens, run_info
 from specscope.transformers.witness import Arguments, RequestWitness
 
 _LOCK = threading.Lock()  # one recording at a time: the hooks are the process's
@@ -51,11 +51,11 @@ def record(
 ) -> Recording:
     """Record every `generate()` with an assistant inside of a `with` statement, on whatever thread.
 
-    `capture`: a file; a run with another target or another drafter gets a file of its own, run.2.jsonl. `endpoint`:
-    where spans are sent, as --otlp-endpoint. `tokenizer`: tells tokens as text; None looks for the one beside the
-    model, and never on the network. `evidence`: full, or lean. Output and random state are as without. Entering raises
-    UserError where the version of transformers is not known, something is recorded already, or the file cannot be
-    written. The file's name is of the folder that the script is in at this call, whatever it changes to.
+    `capture`: a file; a run with another target, drafter or end of sequence gets a file of its own, run.2.jsonl.
+    `endpoint`: where spans are sent, as --otlp-endpoint. `tokenizer`: tells tokens as text; None looks for the one
+    beside the model, and never on the network. `evidence`: full, or lean. Output and random state are as without.
+    Entering raises UserError where the version of transformers is not known, something is recorded already, or the file
+    cannot be written. The file's name is of the folder that the script is in at this call, whatever it changes to.
     """
     if evidence not in ("full", "lean"):
         raise UserError(f"evidence is {evidence!r}: use full or lean")
@@ -72,7 +72,7 @@ def options_of(capture: str | Path | None, endpoint: str | None, **more: Any) ->
 
 @dataclass(frozen=True)
 class _Run:
-    """The outputs of one target with one drafter."""
+    """The outputs of one target with one drafter and one set of tokens that end an output."""
 
     outputs: Outputs
     bus: Bus
@@ -151,7 +151,7 @@ class Recording:
             return None
         with self._lock:
             assistant = getattr(generator, "assistant_model", None)  # MTP layers are loaded anew for each request
-            key = (id(arguments.model), source.drafter, id(assistant), source.early_exit)
+            key = (id(arguments.model), source.drafter, id(assistant), source.early_exit, eos_tokens(arguments.config))
             if key not in self._runs:
                 self._models += [arguments.model, assistant]
                 self._runs[key] = self._open(arguments, source)

@@ -193,6 +193,22 @@ def test_another_drafter_gets_a_file_of_its_own(tmp_path):
     assert {part.request for part in steps(read_history(tmp_path / "run.jsonl"))} == {"generate-0", "generate-2"}
 
 
+def test_calls_with_other_ends_of_sequence_are_runs_of_their_own(tmp_path):
+    """It is an argument of each call; a run has one set of them."""
+    case, files = CASES["assistant, sampled"], [tmp_path / "run.jsonl", tmp_path / "run.2.jsonl"]
+    often = Counter(generate(case, eos_token_id=None)[0][12:]).most_common(1)[0][0]
+    for first, second in ((often, None), (None, often)):
+        with specscope.record(files[0]) as recording:
+            generate(case, eos_token_id=first)
+            generate(case, eos_token_id=second)
+        assert recording.captures == [*map(str, files)]
+        assert [failed(read_history(file)) for file in files] == [[], []]
+        reasons = [ended.reason for file in files for ended in ends(file)]
+        assert sorted(reasons) == [FinishReason.EOS, FinishReason.LENGTH]
+        for file in files:
+            file.unlink()
+
+
 def test_what_is_recorded_already_is_refused(tmp_path):
     with specscope.record(tmp_path / "run.jsonl"), pytest.raises(UserError, match="already"):
         specscope.record(tmp_path / "other.jsonl").__enter__()
