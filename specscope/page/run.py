@@ -133,8 +133,7 @@ def _asked(info: RequestInfo | None) -> int:
     if info is None:
         return 0
     params = info.params
-    plain = not params.moved and not params.top_k and params.top_p == 1 and not params.min_p
-    return (2 if plain else 1) if params.greedy else 3
+    return (2 if params.plain and info.tells_rules else 1) if params.greedy else 3
 
 
 def prompts(history: History) -> list[str]:

@@ -132,8 +132,11 @@ class Hooks:
             handle.remove()
 
     def _heard(self, running: _Running, outputs: Any) -> None:
-        """A pass of a target has ended: of the request that this thread generates, or of one around it."""
-        if running not in self._stack[-1:] or running.witness is None or running.round is None:
+        """A pass of a target has ended: of the request that this thread generates, or of one around it. The round's own
+        is its first: rules may run the target again (guidance_scale).
+        """
+        is_inner = running in self._stack[-1:]
+        if not is_inner or running.witness is None or running.round is None or running.round.forward_ns:
             return
         self._guard.safely(running.witness.forwarded, outputs)
         if running.arguments.config.do_sample and running.round.given is None:

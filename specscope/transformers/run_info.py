@@ -23,9 +23,16 @@ DRAFTERS = {
     "SinglePositionMultiTokenCandidateGenerator": "gemma4_assistant",
 }
 
-# Processors that SamplingParams has a word for
-TOLD = {f"{name}LogitsWarper" for name in ("Temperature", "TopK", "TopP", "MinP")}
-TOLD |= {f"{name}LogitsProcessor" for name in ("RepetitionPenalty", "MinLength", "MinNewTokensLength")}
+# Processors that SamplingParams has a word for, where they are the config's own: its names, and theirs
+TOLD = {
+    "TemperatureLogitsWarper": ("temperature", "temperature"),
+    "TopKLogitsWarper": ("top_k", "top_k"),
+    "TopPLogitsWarper": ("top_p", "top_p"),
+    "MinPLogitsWarper": ("min_p", "min_p"),
+    "RepetitionPenaltyLogitsProcessor": ("repetition_penalty", "penalty"),
+    "MinLengthLogitsProcessor": ("min_length", "min_length"),
+    "MinNewTokensLengthLogitsProcessor": ("min_new_tokens", "min_new_tokens"),
+}
 OTHERS = "logits_processors"  # the label of all others
 
 
@@ -111,7 +118,11 @@ def eos_tokens(config: Any) -> tuple[int, ...]:
 
 def read_params(config: Any, prompt: int, processors: Iterable[Any]) -> ReadParams:
     """(The parameters that specscope has, what else shapes p as labels). `prompt`: its tokens."""
-    others = [name for processor in processors if (name := type(processor).__name__) not in TOLD]
+    others, due = list[str](), dict(TOLD)
+    for processor in processors:
+        asked, own = due.pop(name := type(processor).__name__, ("", ""))
+        if not own or getattr(processor, own, None) != getattr(config, asked):
+            others.append(name)
     labels = {OTHERS: label(", ".join(others))} if others else {}
     values: dict[str, Any] = {
         "repetition_penalty": config.repetition_penalty or 1.0,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import DynamicCache, GenerationMixin
+from transformers import DynamicCache, GenerationMixin, LogitsProcessorList, TemperatureLogitsWarper
 from transformers.generation import utils
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 from transformers.generation.streamers import BaseStreamer
@@ -207,6 +207,33 @@ def test_calls_with_other_ends_of_sequence_are_runs_of_their_own(tmp_path):
         assert sorted(reasons) == [FinishReason.EOS, FinishReason.LENGTH]
         for file in files:
             file.unlink()
+
+
+# By case, arguments whose effect on p is not in the capture
+UNTOLD = {
+    "own": {"logits_processor": LogitsProcessorList([lambda _, logits: 3 * logits])},
+    "of a known kind": {"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(0.3)])},
+    "decay": {"exponential_decay_length_penalty": (4, 1.5)},
+    "masked, then top-p": {"suppress_tokens": [*range(3, 50)], "top_p": 0.9},
+    "guided": {"guidance_scale": 1.5},  # it runs the target again in each round
+    "guided, lookup": {"guidance_scale": 1.5, "prompt_lookup_num_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("how", UNTOLD)
+def test_rules_that_the_capture_only_names_convict_nobody(tmp_path, how):
+    case = Case({"do_sample": True, "top_k": 0} | UNTOLD[how], "lookup" not in how)
+    without = [generate(case, seed)[0][12:] for seed in range(3)]
+    history = recorded(tmp_path / "run.jsonl", *(partial(generate, case, seed) for seed in range(3)))
+    assert [end.output.tolist() for record in history.steps for end in record.finished] == without
+    found = examine(history, "a test")
+    assert found.stages["verify"].failed == []
+    assert not found.suspects
+    (check,) = [check for check in found.stages["verify"].checks if check.name == "temperature and penalties"]
+    assert (check.result, check.note) == (
+        CheckResult.SKIPPED,
+        "rules that the capture only names shape p, as logits processors",
+    )
 
 
 def test_what_is_recorded_already_is_refused(tmp_path):

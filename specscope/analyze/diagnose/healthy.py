@@ -129,7 +129,7 @@ class Entropy:
         c, e = case.evidence, case.evidence.parents
         roots = np.flatnonzero((e.row == c.root_row[e.step]) & c.told[e.step])
         params = [c.params[step] for step in e.step[roots].tolist()]
-        uncut = np.array([not p.moved and not p.top_k and p.top_p == 1 and not p.min_p for p in params], np.bool_)
+        uncut = (c.asked(lambda asked: asked.plain) & c.tells_rules)[e.step[roots]]
         if len(roots) < FEWEST or not (e.top_p.shape[1] or uncut.all()):
             return None
         heat, sampled, top = np.array([p.temperature for p in params]), e.entropy[roots], np.clip(e.top_p[roots], 0, 1)

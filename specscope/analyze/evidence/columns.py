@@ -223,12 +223,13 @@ class Columns:
     on_path = flags(lambda c: np.isin(np.arange(len(c.token)), c.path_node))
 
     # [S] whether p was recorded; a node may be accepted for one below it; the request's parameters are known, it is
-    # known to be greedy, its tokens are limited, its rules cut tokens off; the step's coins follow from a seed and
-    # positions that are known, so that each is checked by itself
+    # known to be greedy, its parameters are all that shapes p, its tokens are limited, its rules cut tokens off; the
+    # step's coins follow from a seed and positions that are known, so that each is checked by itself
     tells_p = flags(lambda c: (c.final_p != 0) | c.forced_final)
     looks_ahead = flags(lambda c: np.isin(c.rule, LOOK_AHEAD))
     known = flags(lambda c: np.array([visit.params is not None for visit in c.visits], np.bool_))
     greedy = flags(lambda c: c.asked(lambda params: params.greedy) & c.known)
+    tells_rules = flags(lambda c: c.known & np.array([c.ours or visit.tells_rules for visit in c.visits], np.bool_))
     limited = flags(lambda c: c.asked(lambda params: params.limited))
     cut = flags(lambda c: c.limited | c.asked(lambda asked: asked.top_k > 0 or asked.top_p < 1 or asked.min_p > 0))
     recomputed = flags(lambda c: c.known & c.ours)

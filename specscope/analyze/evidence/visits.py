@@ -42,6 +42,11 @@ class Visit:
         info = self.request.info
         return None if info is None or not info.params.is_known else info.params
 
+    @property
+    def tells_rules(self) -> bool:
+        """Whether all is known that shapes the request's p."""
+        return self.params is not None and (self.request.info is None or self.request.info.tells_rules)
+
     def reference(self, node: int | None = None) -> Reference:
         return Reference(self.request.id, self.part.index, self.record.step, node)
 

@@ -228,8 +228,8 @@ FAINT = 1e-30  # raw probabilities below it have lost their digits
 
 
 def _judged(c: Columns) -> Bools:
-    """[N] nodes of sampled requests of known parameters, at parents that the evidence has."""
-    return (c.parents.at_node >= 0) & (c.known & ~c.greedy & c.told)[c.step]
+    """[N] nodes of sampled requests of known rules, at parents that the evidence has."""
+    return (c.parents.at_node >= 0) & (c.tells_rules & ~c.greedy & c.told)[c.step]
 
 
 def _shaped(c: Columns) -> Bools:
@@ -241,6 +241,8 @@ def _note(c: Columns, what: str, asked: Bools) -> str:
     """Why nothing was tested."""
     if not (c.known & ~c.greedy).any():
         return "no request was sampled"
+    if not (c.tells_rules & ~c.greedy).any():
+        return "rules that the capture only names shape p, as logits processors"
     return lacking(c) if asked.any() else f"no request has {what}"
 
 

@@ -386,14 +386,15 @@ def _wider(history: History, place: PlaceView) -> str:
 def _other_temperature(history: History, place: PlaceView) -> str:
     """The node's outcome at temperature 0 or 1, where its evidence alone determines it."""
     request, (verdict, node) = history.requests.get(place.step.request), place.judged
-    params = None if request is None or request.info is None else request.info.params
-    if params is None or place.notes is None or place.step.rule != STANDARD:
+    info = None if request is None else request.info
+    if info is None or place.notes is None or place.step.rule != STANDARD:
         return ""
+    params = info.params
     if not verdict.is_greedy:
         is_choice = not params.greedy and place.choice is not None and place.choice.token == place.token
         return said("at temperature 0") if is_choice else ""
     first = place.children[0] == node  # an earlier trial would change p
-    plain = params.greedy and not params.moved and not params.top_k and params.top_p == 1 and not params.min_p
+    plain = params.greedy and params.plain and info.tells_rules
     if not (first and plain and place.q is None and place.raw_p is not None):
         return ""
     return said("at temperature 1", p=probability(place.raw_p))

@@ -265,6 +265,11 @@ class SamplingParams:
         return self.penalised or self.has("logit_bias") or self.limited
 
     @property
+    def plain(self) -> bool:
+        """Whether p is the softmax of the model's own logits over the temperature."""
+        return not self.moved and not self.top_k and self.top_p == 1 and not self.min_p
+
+    @property
     def penalised(self) -> bool:
         """True where p depends on the tokens before it beyond the model itself."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

@@ -43,7 +43,7 @@ from specscope.trace.record.declared import (
 from specscope.trace.record.notes import DraftNotes as DraftNotes
 from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
 from specscope.trace.record.notes import ParentNotes as ParentNotes
-from specscope.trace.record.params import EngineWays, SamplingParams, kept_labels, kept_params, ways_of
+from specscope.trace.record.params import LIMITS, EngineWays, SamplingParams, kept_labels, kept_params, ways_of
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
 from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, STANDARD, is_lossy, looks_ahead, margins, near, near_draw
 from specscope.trace.record.tree import Doubles, DraftTree, Ints, NodeDoubles, NodeProbs
@@ -320,6 +320,11 @@ class RequestInfo(ArrayEq):
     traceparent: Annotated[str, Wire(TraceParent)] = ""
     chat: Annotated[bool, Wire()] = False  # whether the prompt came as chat messages
     served: Annotated[bool, Wire()] = False  # whether it came over HTTP
+
+    @property
+    def tells_rules(self) -> bool:
+        """Whether the parameters are all that shapes p: a label of another engine's may name more."""
+        return self.labels.keys().isdisjoint(LIMITS)
 
 
 @dataclass(frozen=True, eq=False)
