@@ -14,10 +14,10 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10248, 9300),
+    "trace": (10259, 9300),
     "remote": (1710, 1700),
     "watch": (2023, 1850),
-    "analyze": (19254, 15700),
+    "analyze": (19262, 15700),
     "measure": (3834, 3300),
     "engine": (2360, 2350),
     "plans": (940, 850),
@@ -25,16 +25,16 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "model": (3053, 2800),
     "kernels": (2200, 2200),
     "inside": (1850, 1850),
-    "vllm, transformers, sglang": (4050, 4050),
+    "vllm, transformers, sglang": (4064, 4050),
     "debug, live": (3237, 3200),
     "tui": (5547, 5500),
     "cli": (3232, 3100),
     "serve": (1600, 1600),
-    "page": (959, 700),
+    "page": (958, 700),
     "testing": (816, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70757, 64500),
+    "all": (70789, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
