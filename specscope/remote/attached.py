@@ -74,8 +74,9 @@ class Attached(Engines):
     def _take(self, heard: RunUpdate, shown: History) -> None:
         if heard.info is None and heard.run not in self.runs:
             return  # it was dropped for newer ones
-        words = "" if heard.info is None else f"{heard.info.target}, {heard.info.drafter}"
+        words = "" if heard.info is None else f"{heard.service}: {heard.info.target}, {heard.info.drafter}"
         history = self.history(heard.run, words, shown)
+        history.name = heard.service
         history.run = heard.info or history.run
         history.vocabulary.pieces.update(heard.pieces)
         history.vocabulary.special.update(heard.special)

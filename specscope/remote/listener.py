@@ -45,6 +45,7 @@ class RunUpdate:
     """What has arrived from one engine since the last update."""
 
     run: str
+    service: str  # the name under which it sends
     info: RunInfo | None  # the first time, and where more is known
     records: tuple[StepRecord, ...]
     pieces: dict[int, bytes]  # of the vocabulary, those that are new
@@ -55,7 +56,8 @@ class RunUpdate:
 class _Run:
     """A listener's state of one engine, and what of it was sent."""
 
-    def __init__(self, info: RunInfo) -> None:
+    def __init__(self, info: RunInfo, service: str) -> None:
+        self._service = service
         self.decoder = Decoder(info.privacy)
         self.decoder.run = info
         self._sent: tuple[RunInfo | None, int] = None, 0  # the run, and what was lost
@@ -73,7 +75,7 @@ class _Run:
         pieces, special = self.decoder.vocabulary.pieces, frozenset(self.decoder.vocabulary.special)
         new, more = dict(islice(pieces.items(), self._pieces, None)), special - self._special
         self._pieces, self._special = len(pieces), special
-        return RunUpdate(name, info, records, new, more, self._sent[1])
+        return RunUpdate(name, self._service, info, records, new, more, self._sent[1])
 
     def news(self) -> list[str]:
         """The news about spans that were left out: of each kind of fault only when there are ten times as many."""
@@ -137,7 +139,9 @@ class _Listener:
             self._pipe.send(len(spans))
             return
         name = str(resource.get("specscope.run.id", ""))
-        run = self._runs[name] if name in self._runs else _Run(run_info(resource))
+        run = (
+            self._runs[name] if name in self._runs else _Run(run_info(resource), str(resource.get("service.name", "")))
+        )
         if name not in self._runs and len(self._runs) >= ENGINES:
             del self._runs[next(iter(self._runs))]
         self._runs[name] = run

@@ -12,6 +12,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -384,6 +385,18 @@ def test_faults_of_a_kind_are_told_once_and_again_when_they_are_ten_times_as_man
     assert push(attached, spans()) == 200
     settle(attached, lambda: len(attached.viewer.history.steps) == len(records()))
     assert [notice.text.split(":")[0] for notice in attached.viewer.news] == ["left out 1×", "left out 10×"]
+
+
+def test_the_engine_in_view_has_the_name_of_its_service(attached):
+    for number, service in enumerate(("alpha", "beta")):
+        run = replace(RUN, run_id=f"{number:032x}")
+        resource = Resource(resource_attributes(run, service))
+        assert push(attached, [readable(span, resource) for span in encoded(records(), run)]) == 200
+    settle(attached, lambda: len(attached.runs) == 2)
+    assert attached.viewer.history.name == "alpha"
+    attached.next_engine()
+    assert attached.viewer.history.name == "beta"
+    assert any("another engine: beta: " in notice.text for notice in attached.viewer.news)
 
 
 def test_exports_that_are_refused_are_counted(attached):

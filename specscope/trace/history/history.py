@@ -226,6 +226,7 @@ class History:
     totals: RunningTotals = field(default_factory=RunningTotals, compare=False, repr=False)  # after each of `steps`
     branches: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, 0, -1)})
     lost: int = 0  # steps, and parts of steps, known to be missing
+    name: str = ""  # of the service that sends it, on a screen that several may send to
     in_part: bool = False  # somebody may have chosen which spans of the run are here: Decoder.in_part
     rewinds: int = 0  # how many times steps were taken back
     limit: int | None = None  # most steps kept; beyond that the oldest quarter is dropped

@@ -34,7 +34,7 @@ class StatusBar(Panel, can_focus=False):
 
     OF = attrgetter(
         *("look.position", "look.steps", "look.status", "look.error", "look.title", "look.viewer.read_so_far"),
-        *("look.history.lost", "look.history.in_part", "look.history.branch"),
+        *("look.history.lost", "look.history.in_part", "look.history.branch", "look.history.name"),
     )
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
@@ -65,6 +65,8 @@ class StatusBar(Panel, can_focus=False):
                 parts.append((5, _kv(record.blocks_used, record.blocks_used + record.blocks_free, width)))
             if not record.speculation:
                 parts.append((1, [(cut(f"speculation off: {clean(record.speculation_off)}", 40), "warn")]))
+        if look.history.name:
+            parts.append((1, [(clean(look.history.name), "text")]))
         if len(look.history.branches) > 1:
             parts.append((2, [("branch ", "dim"), (f"{look.history.branch}/{max(look.history.branches)}", "warn")]))
         lost = look.history.lost
