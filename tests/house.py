@@ -14,8 +14,8 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10259, 9300),
-    "remote": (1710, 1700),
+    "trace": (10260, 9300),
+    "remote": (1715, 1700),
     "watch": (2023, 1850),
     "analyze": (19262, 15700),
     "measure": (3834, 3300),
@@ -27,14 +27,14 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (4064, 4050),
     "debug, live": (3237, 3200),
-    "tui": (5547, 5500),
+    "tui": (5549, 5500),
     "cli": (3232, 3100),
     "serve": (1600, 1600),
     "page": (958, 700),
     "testing": (816, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70789, 64500),
+    "all": (70797, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
