@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -133,7 +133,7 @@ def trees(
             "name a tree with --tree"
         )
     each = lengths(evidence, [row.accepted for row in rows])
-    rows = [replace(row, length=length) for row, length in zip(rows, each, strict=True)]
+    rows = [replace(row, length=_reached(row, length)) for row, length in zip(rows, each, strict=True)]
     if costs is None:
         return rows
     rows = [_priced(row, evidence, costs) for row in rows]
@@ -146,8 +146,7 @@ def trees(
     choice = replace(best, names=(*best.names, "choice"))
     if default is not best:
         paired = over(evidence, best.accepted, default.accepted)
-        error = math.hypot(paired.error, costs.error)
-        choice = replace(choice, over_default=_with_error(best.rate / default.rate, error, paired.low is not None))
+        choice = replace(choice, over_default=_with_error(best.rate / default.rate, paired, costs.error))
     return [choice if row is best else row for row in rows]
 
 
@@ -159,14 +158,27 @@ def _priced(row: TreeRow, evidence: RecordedCandidates, costs: Costs) -> TreeRow
     """
     assert row.plan is not None
     seconds, undrafted = costs.seconds(row.plan, row.nodes), float(evidence.undrafted.sum())
-    time = evidence.committed / row.length.value * seconds + undrafted * costs.plain.seconds
-    value = costs.batch * (evidence.committed + undrafted) / time
-    error = math.hypot(row.length.error, costs.error)
-    return replace(row, step=seconds, speed=_with_error(value, error, row.length.low is not None))
+
+    def speed(length: float) -> float:
+        time = evidence.committed / length * seconds + undrafted * costs.plain.seconds
+        return costs.batch * (evidence.committed + undrafted) / time
+
+    value, low, high = (None if each is None else speed(each) for each in astuple(row.length))
+    assert value is not None
+    return replace(row, step=seconds, speed=_with_error(value, Length(value, low, high), costs.error))
 
 
-def _with_error(value: float, error: float, known: bool) -> Length:
-    return Length(value, value * (1 - error), value * (1 + error)) if known else Length(value)
+def _reached(row: TreeRow, length: Length) -> Length:
+    """A step gives one token more than the tree is deep, at most."""
+    return length if length.high is None else replace(length, high=max(min(length.high, 1.0 + row.depth), length.value))
+
+
+def _with_error(value: float, like: Length, error: float) -> Length:
+    """With the relative interval of another figure, which this error widens: of logarithms, so that it is above 0."""
+    if like.low is None or like.high is None:
+        return Length(value)
+    low, high = (math.hypot(math.log(end / like.value), error) for end in (like.low, like.high))
+    return Length(value, value * math.exp(-low), value * math.exp(high))
 
 
 def expected(row: TreeRow, evidence: RecordedCandidates, costs: Costs) -> float:
@@ -207,10 +219,12 @@ def recorded(sources: Sequence[str], histories: Sequence[History]) -> Recorded:
             raise UserError(f"{source} does not say what ran (its header is missing): it cannot be tuned")
         if not run.tells_tokens:
             raise UserError(f"{source} was {run.privacy.lack}: what other trees would have held is unknown")
-        for name in ("target", "drafter", "draft_model", "dtype", "rule"):
+        for name in ("target", "drafter", "draft_model", "dtype", "rule", "tree"):
             if getattr(run, name) != getattr(first, name):
                 what = name.replace("_", " ")
-                raise UserError(f"{source} has another {what} than {sources[0]}: tune captures of one engine together")
+                raise UserError(
+                    f"{source} has another {what} than {sources[0]}: tune captures of one engine and tree together"
+                )
     assert first is not None
     return Recorded(tuple(sources), tuple(histories), first, evidence(histories))
 

@@ -113,6 +113,34 @@ def test_the_interval_covers_as_often_as_it_says():
     assert 0.9 * 200 <= inside <= 0.99 * 200
 
 
+def test_no_interval_holds_what_the_tree_cannot_give():
+    """A request of which all is accepted beside two of which nothing is: the ends of lengths, and so of speeds."""
+    history = sample("eagle")
+    data = recorded(["a"], [history])
+    told, priced = data.evidence, costs(base=0.06, one_pass=0.01)
+    unlike = np.where((told.depth > 0) & (told.request[:, None] == 0), 1.0, 0.0) * (told.rank == 0)
+    data = dataclasses.replace(data, evidence=dataclasses.replace(told, reach=unlike))
+    found = tune(data, {"default": parse_plan("1")}, 16, priced)
+    assert any(row.length.high == 1 + row.depth for row in found.rows if row.depth)
+    for row in found.rows:
+        assert 1 <= row.length.low <= row.length.value <= row.length.high <= 1 + row.depth
+        assert 0 < row.speed.low <= row.speed.value <= row.speed.high
+        if row.depth:
+            least = priced.batch / max(row.step, priced.plain.seconds)
+            most = priced.batch * (1 + row.depth) / min(row.step, priced.plain.seconds)
+            assert least * math.exp(-priced.error) <= row.speed.low
+            assert row.speed.high <= most * math.exp(priced.error)
+    assert found.choice.over_default is None or found.choice.over_default.low > 0
+
+
+def test_captures_of_different_trees_are_not_tuned_together():
+    """Drafts of a small tree do not show what a larger one holds."""
+    large = sample("eagle")
+    small = History(dataclasses.replace(large.run, tree="3"))
+    with pytest.raises(UserError, match="small has another tree than large: tune captures of one"):
+        recorded(["large", "small"], [large, small])
+
+
 def test_two_trees_are_compared_request_by_request():
     """What differs between requests goes: where one tree accepts a tenth more of each, the interval is narrow."""
     data = recorded(["a"], [sample("eagle")]).evidence
