@@ -138,7 +138,7 @@ class RequestWitness:
         self.recorder.publish(dataclasses.replace(held, finished=(end,)))
 
     def _reason(self) -> tuple[FinishReason, str]:
-        """Why it ended: criteria of its own, which end it as they like, are a cancellation to us."""
+        """Why it ended: `stop` where a stopping criterion did, and max_time is one."""
         config = self.arguments.config
         if self._output and self._output[-1] in eos_tokens(config):
             return FinishReason.EOS, ""
@@ -146,4 +146,4 @@ class RequestWitness:
             return FinishReason.LENGTH, ""
         text = self.recorder.vocabulary.text(self._output)
         stop = next((string for string in self._known.info.params.stop if string in text), "")
-        return (FinishReason.STOP, stop) if stop else (FinishReason.CANCELLED, "")
+        return FinishReason.STOP, stop

@@ -17,7 +17,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import DynamicCache, GenerationMixin, LogitsProcessorList, TemperatureLogitsWarper
+from transformers import (
+    DynamicCache,
+    GenerationMixin,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+)
 from transformers.generation import utils
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 from transformers.generation.streamers import BaseStreamer
@@ -234,6 +240,21 @@ def test_rules_that_the_capture_only_names_convict_nobody(tmp_path, how):
         CheckResult.SKIPPED,
         "rules that the capture only names shape p, as logits processors",
     )
+
+
+CRITERIA = {
+    "own": {"stopping_criteria": StoppingCriteriaList([lambda ids, _, **more: torch.tensor([ids.shape[1] > 16])])},
+    "time": {"max_time": 0.0},
+}
+
+
+@pytest.mark.parametrize("how", CRITERIA)
+def test_a_criterion_of_the_callers_is_a_stop(tmp_path, how):
+    history = recorded(tmp_path / "run.jsonl", partial(generate, CASES["assistant, sampled"], **CRITERIA[how]))
+    (end,) = ends(tmp_path / "run.jsonl")
+    assert (end.reason, end.stop) == (FinishReason.STOP, "")
+    assert 0 < len(end.output) < 32
+    assert failed(history) == []
 
 
 def test_what_is_recorded_already_is_refused(tmp_path):
