@@ -40,11 +40,6 @@ class Length:
     low: float | None = None
     high: float | None = None
 
-    @property
-    def error(self) -> float:
-        """Half the interval, relative; 0 where there is none."""
-        return 0.0 if self.low is None or self.high is None else (self.high - self.low) / 2 / self.value
-
 
 @dataclass(frozen=True)
 class TreeRow:

@@ -154,7 +154,8 @@ def test_two_trees_are_compared_request_by_request():
         found = over(some, *accepted)
         steps = [np.mean(1 / (1 + 0.1 * factor * np.arange(1, 9))) for factor in (1, 1.1)]
         inside += found.low <= steps[0] / steps[1] <= found.high
-        widths.append(found.error / math.hypot(*(length.error for length in lengths(some, accepted))))
+        relative = [(each.high - each.low) / each.value for each in (found, *lengths(some, accepted))]
+        widths.append(relative[0] / math.hypot(*relative[1:]))
     assert inside >= 90
     assert np.median(widths) < 0.6
 
