@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from specscope.engine.prompts import TooLargeError
 from specscope.engine.request import Request, Turn
-from specscope.model.kv_cache import BLOCK_SIZE, KVCache, OutOfBlocksError
+from specscope.model.kv_cache import BLOCK_SIZE, OutOfBlocksError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Context, Drafter
 from specscope.speculate.drafters.model_drafter import ModelDrafter
@@ -50,27 +50,24 @@ class Room:
         self.runner, self.cache, self.drafter = runner, runner.cache, drafter
         self.model = drafter if isinstance(drafter, ModelDrafter) else None
         self.max_nodes, self.max_depth, self.max_context = drafter.max_nodes, drafter.max_depth, max_context
+        self._caches = [(self.max_nodes, self.cache, "the KV cache")]  # the most slots for drafts, the cache, its name
+        if self.model is not None:
+            self._caches.append((self.model.max_fed, self.model.cache, "the drafter's KV cache"))
         self.root_alone = bool(drafter.aux_layers)  # the drafter needs the features of all before the root
 
     def nodes(self, context: Context) -> int:
         """What is kept for a request's draft: the largest, where the longest fits into its context; else 0."""
         return self.max_nodes if len(context.tokens) + self.max_depth < self.max_context else 0
 
-    def _caches(self) -> Iterator[tuple[int, KVCache, str]]:
-        """(most slots for drafts, the cache, its name)"""
-        yield self.max_nodes, self.cache, "the KV cache"
-        if self.model is not None:
-            yield self.model.max_fed, self.model.cache, "the drafter's KV cache"
-
     @property
     def longest(self) -> int:
         """Tokens to which a request may grow that is alone."""
-        return min(self.max_context, *(c.pool.blocks * BLOCK_SIZE + 1 - draft for draft, c, _ in self._caches()))
+        return min(self.max_context, *(c.pool.blocks * BLOCK_SIZE + 1 - draft for draft, c, _ in self._caches))
 
     def check(self, prompt: int, max_tokens: int) -> None:
         """Raise TooLargeError for a request that would not fit even alone."""
         total = min(prompt + max_tokens, self.max_context)
-        for draft, cache, name in self._caches():
+        for draft, cache, name in self._caches:
             needed = -(-(total - 1 + draft) // BLOCK_SIZE)  # the last token is never fed
             if needed > (blocks := cache.pool.blocks):
                 drafts = f" (with {draft} slots for drafts)" if draft else ""

@@ -121,8 +121,6 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class EngineLog:
-    """Follows a file that another process writes."""
-
     def __init__(self, path: Path) -> None:
         self.lines: tuple[str, ...] = ()  # the last ones that are not empty
         self.ours = ""  # the plugin's last line
@@ -205,7 +203,6 @@ class LaunchedEngine(Attached):
 
 
 def end_of(code: int) -> str:
-    """How a process ended."""
     return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 

@@ -34,8 +34,6 @@ BUSY = "another debugger is attached; it must quit first"
 
 
 class DebugMessage(Struct):
-    """What a client sends."""
-
     line: str = ""
     interrupt: bool = False
 

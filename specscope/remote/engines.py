@@ -15,8 +15,6 @@ BYTES = KEPT_BYTES  # of all runs, roughly; the largest gives way
 
 
 class Engines(Control):
-    """They are only received from."""
-
     def __init__(self) -> None:
         super().__init__()
         self.viewer: Viewer | None = None

@@ -79,8 +79,6 @@ class _HeldSession(Session):
 
 
 class _HeldWhatIf(WhatIf):
-    """What the engine cannot do."""
-
     def __init__(self, engine: str) -> None:
         self._name = engine
 
@@ -96,8 +94,6 @@ class _HeldWhatIf(WhatIf):
 
 
 class HeldCommands(Commands):
-    """A debugger's lines, for one client."""
-
     def __init__(self, debugger: Any, waits: Callable[[], str]) -> None:  # noqa: ANN401
         """`debugger`: of the engine at the gate. `waits`: how long it may stand, in a line."""
         debugger.catch_up()
@@ -175,7 +171,6 @@ class Gate:
             self.is_open, self.interrupted, self.expired = True, False, None
 
     def close(self) -> None:
-        """The debugger detaches, and the engine runs on."""
         with self.lock:
             self.is_open, self.controlled = False, False
             self.lock.notify_all()

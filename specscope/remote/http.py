@@ -33,8 +33,6 @@ DISCARDED = 64 * 2**20  # bytes of a refused body that are read
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits on clients."""
-
     body_bytes: int = 4 * 2**20
     bodies: int = 16  # how many bodies of the largest size may be under way in all
     connections: int = 1024
@@ -56,8 +54,6 @@ class Refusal(Exception):  # noqa: N818 - an answer, as starlette's HTTPExceptio
 
 @dataclass
 class Application:
-    """An application as it is served."""
-
     app: ASGIApp
     host: str  # the address that is listened on
     refuse: Callable[[Refusal], Response]  # the answer; it may count
@@ -121,7 +117,6 @@ class Bodies:
 
 
 def too_large(limit: int) -> Refusal:
-    """The refusal of a body that is too large."""
     return Refusal(413, f"the body is larger than {limit} bytes, the limit")
 
 
@@ -167,7 +162,6 @@ class _Door:
 
 
 def media_type(headers: Headers) -> str:
-    """The content type without its parameters."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
