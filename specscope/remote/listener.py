@@ -139,12 +139,11 @@ class _Listener:
             self._pipe.send(len(spans))
             return
         name = str(resource.get("specscope.run.id", ""))
-        run = (
-            self._runs[name] if name in self._runs else _Run(run_info(resource), str(resource.get("service.name", "")))
-        )
-        if name not in self._runs and len(self._runs) >= ENGINES:
-            del self._runs[next(iter(self._runs))]
-        self._runs[name] = run
+        if name not in self._runs:
+            run = _Run(run_info(resource), str(resource.get("service.name", "")))
+            if len(self._runs) >= ENGINES:
+                del self._runs[next(iter(self._runs))]
+            self._runs[name] = run
         self._tell(name, spans)
         while len(self._runs) > 1 and sum(each.decoder.held for each in self._runs.values()) > HELD:
             del self._runs[max(self._runs, key=lambda each: self._runs[each].decoder.held)]

@@ -30,6 +30,7 @@ from specscope.trace.record.records import (
     RunInfo,
     StepRecord,
     decode_steps,
+    missing_steps,
 )
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import Bools, Drawn
@@ -119,9 +120,9 @@ class Source:
 
     @property
     def gaps(self) -> list[int]:
-        """Of each request, how many steps are missing: before its last, and of the decode steps that its end counts."""
-        known = [request if request.steps else _Request("") for request in self._requests.values()]
-        return [max(each.through - each.steps, each.counted - each.decoded) for each in known]
+        """Of each request, how many steps are missing."""
+        requests = self._requests.values()
+        return [missing_steps(each.through, each.steps, each.decoded, each.counted) for each in requests]
 
     @property
     def unfinished(self) -> int:

@@ -363,6 +363,13 @@ def decode_steps(end: RequestEnd | None) -> int:
     return 0 if end is None or end.figures is None else end.figures.steps
 
 
+def missing_steps(through: int, steps: int, decoded: int, counted: int) -> int:
+    """How many steps of a request a file lacks: before its last, number `through` - 1, and of the decode steps that its
+    end counts. `steps`: that are there, of which some `decoded`; of a request without any nothing is known.
+    """
+    return max(through - steps, counted - decoded) if steps else 0
+
+
 PHASES = ("schedule", "draft", "forward", "verify", "commit")  # of a step of ours, in order
 
 

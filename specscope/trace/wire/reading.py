@@ -18,7 +18,7 @@ from specscope.trace.history.history import History, read_place
 from specscope.trace.history.wording import failures, plural
 from specscope.trace.kinds import FileKind, ReadAs, kind_of, start_of
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed_here
-from specscope.trace.record.records import StepRecord, decode_steps
+from specscope.trace.record.records import StepRecord, decode_steps, missing_steps
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, every_run
 from specscope.trace.wire.codec import DamagedError
@@ -227,12 +227,8 @@ class CaptureReader:
         history.run, history.lost, history.in_part = completed_here(run), decoder.lost, decoder.in_part
         if self._keep:
             requests = history.requests.values()
-            through = [each.steps[-1].index + 1 if each.rows else 0 for each in requests]
-            known = zip(through, requests, strict=True)
-            gaps = [
-                max(last - len(each.rows), decode_steps(each.end) - each.acceptance.steps) if last else 0
-                for last, each in known
-            ]
+            rows = [(each, len(each.rows), each.steps[-1].index + 1 if each.rows else 0) for each in requests]
+            gaps = [missing_steps(last, n, each.acceptance.steps, decode_steps(each.end)) for each, n, last in rows]
             self.tell_requests(gaps, sum(request.end is None for request in requests))
             self.warnings += failures(request.end for request in requests)
 
