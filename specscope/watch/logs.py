@@ -49,7 +49,7 @@ STAMPS = ("time", "timestamp", "@timestamp", "ts", "asctime", "__REALTIME_TIMEST
 
 
 class LogReader:
-    """Takes the lines of one writer in order. `now`: the newest time that a line may be of."""
+    """Takes the lines of one writer in order."""
 
     words = source = ""
     marks: tuple[str, ...] = ()  # of lines that it looks at
@@ -59,10 +59,10 @@ class LogReader:
 
     def __init__(self, now: datetime, tail: list[str]) -> None:
         self.any = False  # whether there was a line with drafts
-        self._now = now
+        self.now = now  # the newest time that a line may be of
         self._ends: dict[str, int] = {}  # of each engine's last interval
 
-    def _take(self, line: str, now: datetime) -> list[ToldInterval]:
+    def _take(self, line: str) -> list[ToldInterval]:
         """The intervals of a line, and those held until now. Raises UnreadableError where it is cut or changed."""
         raise NotImplementedError
 
@@ -81,10 +81,9 @@ class LogReader:
 @dataclass
 class _Writer:
     before: str  # what stands before its lines
-    process: str  # "pid 7", of a server's; "" for none
+    process: str  # "pid 7" of another server than the first of those with the same before; else ""
     reader: LogReader
-    is_second: bool = False  # another server than the first of those with the same before: its process is a name
-    held: list[ToldInterval] | None = None  # until it is known whether it is one, or the first server started again
+    held: list[ToldInterval] | None  # until it is known whether it is one, or the first server started again
 
 
 class Log:
@@ -95,8 +94,7 @@ class Log:
     """
 
     def __init__(self, form: type[LogReader], now: datetime, tail: list[str]) -> None:
-        self.words, self.source, self.is_log = form.words, form.source, form.is_log
-        self._form, self._now, self._tail, self._file = form, now, tail, ""
+        self.form, self._now, self._tail, self._file = form, now, tail, ""
         self._writers: dict[tuple[str, str], _Writer] = {}
         self._made_up: set[str] = set()  # those before whose lines it stands
         self.name = ""  # of an engine without one, where the log has another form before
@@ -110,25 +108,25 @@ class Log:
         self._now = now or self._now
         if match := _FILE.match(line):
             self._file = f"{match[1]} "
-        if not any(mark in line for mark in self._form.marks):
+        if not any(mark in line for mark in self.form.marks):
             return []
         within, line = self._split(line)
         before = f"{self._file}{within}".strip()
-        if self._form.synthetic.search(line):
+        if self.form.synthetic.search(line):
             self._made_up.add(before)
         key = before, match[0] if (match := _PROCESS.match(line)) else ""
         server = f"pid {match[2]}" if match and match[1] == "APIServer" else ""
-        others = [writer for (name, _), writer in self._writers.items() if (name, _) != key and name == before]
+        others = [writer for name, writer in self._writers.items() if name != key and name[0] == before]
         if key not in self._writers:
             make_room(self._writers, key)
             tail = [text for each, text in map(self._split, self._tail) if each == within]
-            self._writers[key] = _Writer(before, server, self._form(self._now, tail))
-            self._writers[key].held = [] if server and others else None
+            process = server if others else ""
+            self._writers[key] = _Writer(before, process, self.form(self._now, tail), [] if process else None)
         writer, intervals = self._writers[key], list[ToldInterval]()
-        for other in others:  # they write in turn
-            if server and other.process and other.held is not None:
-                intervals += self._decided(other, is_second=True)
-        told = writer.reader._take(line, self._now)
+        for other in others if server else ():  # they write in turn
+            intervals += self._decided(other, other.process)
+        writer.reader.now = self._now
+        told = writer.reader._take(line)
         if writer.held is None:
             return intervals + self._named(writer, told)
         writer.held += told
@@ -142,24 +140,23 @@ class Log:
             intervals += self._named(writer, writer.reader._rest(last=last)) if writer.held is None else []
         return intervals
 
-    def _decided(self, writer: _Writer, *, is_second: bool = False) -> list[ToldInterval]:
+    def _decided(self, writer: _Writer, process: str = "") -> list[ToldInterval]:
         """What was held of a writer, of which it is known now whether it is a second server."""
-        held, writer.held, writer.is_second = writer.held or [], None, is_second
+        held, writer.held, writer.process = writer.held or [], None, process
         return self._named(writer, held)
 
     def _named(self, writer: _Writer, intervals: list[ToldInterval]) -> list[ToldInterval]:
-        source = f"{self._form.source}, {SYNTHETIC}" if writer.before in self._made_up else ""
-        process = writer.process if writer.is_second else ""
-        named = [told.of(writer.before, told.aggregate.engine, process, source=source) for told in intervals]
+        source = f"{self.form.source}, {SYNTHETIC}" if writer.before in self._made_up else ""
+        named = [told.of(writer.before, told.aggregate.engine, writer.process, source=source) for told in intervals]
         return [told if told.aggregate.engine else told.of(self.name) for told in named]
 
     def _split(self, line: str) -> tuple[str, str]:
         """(who wrote a line, what the engine wrote)."""
         line = _COLOUR.sub("", line)
-        match = self._form.own.search(line, 0, LONGEST_PREFIX)
+        match = self.form.own.search(line, 0, LONGEST_PREFIX)
         start = match.start() if match else 0
         before, own = line[:start], line[start:]
-        time = None if (clock := self._form.clock) is None or clock.search(own) else clock.search(before)
+        time = None if (clock := self.form.clock) is None or clock.search(own) else clock.search(before)
         name = " ".join(_MARKS.sub(" ", _NO_NAME.sub(" ", before)).split())
         return name, own if time is None else f"{own.rstrip()} ({time[0]})"
 
@@ -258,8 +255,7 @@ class VllmLog(LogReader):
         self._form = 0  # of its lines: 0 without rates by position, 1 with these last, 2 with more behind them
         self._lines: set[int] = set()  # hashes of those with a time, and their engine: a log may be there twice
 
-    def _take(self, line: str, now: datetime) -> list[ToldInterval]:
-        self._now = now
+    def _take(self, line: str) -> list[ToldInterval]:
         if MARK in line:
             return self._metrics(line)
         if V0_LINE in line:
@@ -320,14 +316,14 @@ class VllmLog(LogReader):
     def _time(self, line: str) -> int:
         """Nanoseconds; the newest year in which the time has been. Now where the line has none."""
         match = _TIME.search(line)
-        for year in range(self._now.year, self._now.year - 9, -1) if match else ():
+        for year in range(self.now.year, self.now.year - 9, -1) if match else ():
             try:
                 time = datetime(year, *map(int, match.groups()))  # type: ignore[union-attr,arg-type]
             except ValueError:  # the 29th of February, or no time at all
                 continue
-            if time <= self._now + timedelta(days=1):
+            if time <= self.now + timedelta(days=1):
                 return _ns(time)
-        return _ns(self._now)
+        return _ns(self.now)
 
 
 def aggregate(line: str) -> Aggregate:
@@ -377,7 +373,7 @@ class SglangLog(LogReader):
     own = re.compile(rf"{_HEAD.pattern}|\bDecode batch\b")
     _whole = False  # whether a line had what its lines end with
 
-    def _take(self, line: str, now: datetime) -> list[ToldInterval]:
+    def _take(self, line: str) -> list[ToldInterval]:
         if "Decode batch" not in line or "accept len: " not in line:
             return []
         averages = {name: float(value) for name, value in _found(_AVERAGES, line).items()}
@@ -387,9 +383,9 @@ class SglangLog(LogReader):
         self.any, self._whole = True, "waiting" in batch
         engine = " ".join(rank for rank in head[2].split() if rank.startswith("DP")) if head else ""
         try:
-            end = _ns(datetime.fromisoformat(head[1]) if head else now)
+            end = _ns(datetime.fromisoformat(head[1]) if head else self.now)
         except ValueError:
-            end = _ns(now)
+            end = _ns(self.now)
         counts = Aggregate(
             self.source,
             engine,
@@ -459,8 +455,7 @@ class LlamaLog(LogReader):
             self._tick(line)
         self._last = 0
 
-    def _take(self, line: str, now: datetime) -> list[ToldInterval]:
-        self._now = now
+    def _take(self, line: str) -> list[ToldInterval]:
         self._tick(line)
         if server := _SERVER.search(line):
             make_room(self._server, server[1])
@@ -472,14 +467,11 @@ class LlamaLog(LogReader):
             return []
         name, text = f"task {match[1]}", match[2]
         self._block = "" if text.strip() else name
-        if text.startswith("processing task"):
-            begun = self._ended(name)
-            self._request(name)
-            return begun
-        if text.startswith("stop processing"):
-            return self._ended(name)
         self._line(name, text)
-        return []
+        ended = self._ended(name) if text.startswith(("processing task", "stop processing")) else []
+        if text.startswith("processing task"):
+            self._request(name)
+        return ended
 
     def _bare(self, line: str) -> list[ToldInterval]:
         """A line of a block. One that was pasted may lack its request's line, and goes from a prompt to the sums."""
@@ -502,12 +494,12 @@ class LlamaLog(LogReader):
             minutes, seconds, milli, micro = map(int, match.groups())
             time = ((minutes * 60 + seconds) * 1000 + milli) * 10**6 + micro * 1000
             if self._start is None or time < self._last - BACK:  # another server writes to the same log
-                self._start = max(_ns(self._now) - time, 0)
+                self._start = max(_ns(self.now) - time, 0)
             self._last = time
 
     def _request(self, name: str) -> _Request:
         make_room(self._requests, name)
-        time = _ns(self._now) if self._start is None else self._start + self._last
+        time = _ns(self.now) if self._start is None else self._start + self._last
         self._requests[name] = request = self._requests.pop(name, _Request(time))  # the last one now
         request.ended = max(time, request.began)
         return request

@@ -122,12 +122,12 @@ class Tool:
     last_steps: str = ""  # the number of each turn's last step, from 0
     rates: str = ""  # accepted by position, of the drafts
     trees: bool = False  # what was drafted may be trees: how many reached a depth is not known
-    phase: str = ""  # where it says that a request is of the warm-up: those are left out
 
 
 # What all of them call alike, of the whole answer or result
 REQUEST = ("category", "question_id|metadata.x_request_id|id|request_id")
 MODEL = "model_id|model"
+PHASE = "metadata.benchmark_phase"  # "warmup": left out
 ENDED, BEGAN = "created|tstamp|date|metadata.request_end_ns", "metadata.request_start_ns"
 EMITTED = "usage.completion_tokens|data.usage.completion_tokens|meta_info.completion_tokens|completion_tokens"
 
@@ -139,15 +139,7 @@ def _counts(prefix: str, drafts: str, drafted: str, accepted: str, **others: str
 
 
 _AVERAGE = "avg_spec_accept_length"  # of SGLang, since the server started
-_BENCH = Tool(
-    "serving bench",
-    "spec_decode_num_drafts",
-    _counts("spec_decode_", "num_drafts", "draft_tokens", "accepted_tokens", emitted="total_output_tokens")
-    | {"completed": "requests"},
-    {"spec_decode_acceptance_length": LENGTH, "accept_length": _AVERAGE},
-    rates="spec_decode_per_position_acceptance_rates",
-)
-_ANSWERS = Tool("Spec-Bench", "choices.accept_lengths", {"choices.new_tokens": "emitted"}, with_final=True)
+_RATES = "spec_decode_per_position_acceptance_rates"
 _METRICS = "metrics.speculative_decoding"  # within `data` in what llama-swap captured
 _AIPERF = {"spec_decode_steps": "drafts", "draft_tokens": "drafted", "accepted_draft_tokens": "accepted"}
 _TIMINGS = Tool(
@@ -157,16 +149,22 @@ _TIMINGS = Tool(
     places=("timings", ""),
 )
 _HISTOGRAM, _MEAN, _ROUNDS = "Acceptance_Length_Histogram", "mean_acceptance_length", "draft_rounds"
+_LENGTHS = "choices.accept_lengths"
 TOOLS = (
-    _BENCH,
+    Tool("SpecForge", "specforge", averages={"accept_length": "accept_length"}),
     Tool(  # its export over all requests; that of each request is below
         "AIPerf",
         "total_spec_decode_steps",
         {f"total_{name}.avg": count for name, count in _AIPERF.items()} | {"request_count.avg": "requests"},
     ),
-    replace(_BENCH, known_by="spec_decode_acceptance_length"),
-    Tool("SpecForge", "specforge", averages={"accept_length": "accept_length"}),
-    replace(_BENCH, known_by="accept_length"),  # SGLang's
+    Tool(
+        "serving bench",
+        "spec_decode_num_drafts|spec_decode_acceptance_length|accept_length",  # the last is SGLang's
+        _counts("spec_decode_", "num_drafts", "draft_tokens", "accepted_tokens", emitted="total_output_tokens")
+        | {"completed": "requests"},
+        {"spec_decode_acceptance_length": LENGTH, "accept_length": _AVERAGE},
+        rates=_RATES,
+    ),
     Tool(
         "vLLM example",
         "num_drafts",
@@ -180,7 +178,6 @@ TOOLS = (
         _counts("spec_decode_acceptance.", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
         | {"metrics.output_sequence_length.value": "emitted"},
         histogram="spec_decode_acceptance.acceptance_histogram",
-        phase="metadata.benchmark_phase",
     ),
     Tool(
         "trtllm-bench",
@@ -218,8 +215,8 @@ TOOLS = (
         places=("stats", "usage"),
     ),
     Tool("llama-speculative", "n_accept", {"n_drafted": "drafted", "n_accept": "accepted", "n_predict": "emitted"}),
-    replace(_ANSWERS, lengths="choices.accept_lengths"),
-    replace(_ANSWERS, source="EAGLE", known_by="choices.idxs", last_steps="choices.idxs"),
+    Tool("Spec-Bench", _LENGTHS, {"choices.new_tokens": "emitted"}, lengths=_LENGTHS, with_final=True),
+    Tool("EAGLE", "choices.idxs", {"choices.new_tokens": "emitted"}, last_steps="choices.idxs"),
     Tool("specdec_bench", _HISTOGRAM, averages={"Average_AL": "Average_AL"}, histogram=_HISTOGRAM, with_final=True),
     Tool("list of lengths", "accept_lengths", lengths="accept_lengths", with_final=True),
     Tool("list of accepted tokens", "accepted_lengths", lengths="accepted_lengths"),
@@ -234,4 +231,4 @@ PRINTED |= {"Total generated tokens": "total_output_tokens", "Accept length": "a
 PRINTED |= {"Acceptance length": "spec_decode_acceptance_length", "Drafts": "spec_decode_num_drafts"}
 PRINTED |= {f"{word} tokens": f"spec_decode_{word.lower()}_tokens" for word in ("Draft", "Accepted")}
 # Those with the number of a position, and what a rate of 1 is there
-PRINTED_AT = {"acceptance at token": ("acceptance_at_token", 1), "Position": (_BENCH.rates, 100)}
+PRINTED_AT = {"acceptance at token": ("acceptance_at_token", 1), "Position": (_RATES, 100)}

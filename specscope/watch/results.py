@@ -24,7 +24,7 @@ from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.trace.record.declared import Share, Sum
 from specscope.watch.counts import NAME, POSITIONS, Count, ToldInterval, UnreadableError, Value, declared
 from specscope.watch.logs import LogReader
-from specscope.watch.names import BEGAN, EMITTED, ENDED, MODEL, PRINTED, PRINTED_AT, REQUEST, TOOLS, Tool
+from specscope.watch.names import BEGAN, EMITTED, ENDED, MODEL, PHASE, PRINTED, PRINTED_AT, REQUEST, TOOLS, Tool
 from specscope.watch.pages import Reading, read_get_metrics, read_prometheus, saved
 
 SETTINGS = {"batch_size": "batch", "steps": "steps", "topk": "topk", "num_draft_tokens": "draft tokens"}  # SpecForge's
@@ -36,7 +36,7 @@ def read_results(value: Mapping[str, Any], time_ns: int) -> Iterator[ToldInterva
     for engine, part in _parts(value):
         for tool, place in ((each, place) for each in TOOLS for place in each.places):
             if found := [each for each in _leaves(part, place) if _leaves(each, tool.known_by)]:
-                if _first(part, tool.phase) == "warmup":
+                if _first(part, PHASE) == "warmup":
                     raise UnreadableError("a request of the warm-up")
                 yield from _intervals(tool, engine, part, found, time_ns)
                 break
@@ -176,20 +176,20 @@ class Printed(LogReader):
         super().__init__(now, tail)
         self._values: dict[str, Any] = {}
 
-    def _take(self, line: str, now: datetime) -> list[ToldInterval]:
-        self._now, match, ended = now, self._line.match(line[:200]), []
+    def _take(self, line: str) -> list[ToldInterval]:
+        match, ended = self._line.match(line[:200]), []
         if match and match[1] in PRINTED_AT:
             key, one = PRINTED_AT[match[1]]
             self._values.setdefault(key, []).append(min(float(match[2]) / one, 1.0))
         elif match:
             ended = self._rest(last=True) if PRINTED[match[1]] in self._values else []
             self._values[PRINTED[match[1]]] = float(match[2]) if "." in match[2] else int(match[2])
-        self.any |= any(tool.known_by in self._values for tool in TOOLS)
+        self.any |= any(_leaves(self._values, tool.known_by) for tool in TOOLS)
         return ended
 
     def _rest(self, *, last: bool) -> list[ToldInterval]:
         values, self._values = self._values, {}
-        return list(read_results(values, int(self._now.timestamp() * 1e9)))
+        return list(read_results(values, int(self.now.timestamp() * 1e9)))
 
 
 def read_table(text: Iterable[str]) -> dict[str, Any]:

@@ -255,12 +255,12 @@ class File:
                     intervals = reader.take(line, self._now)
                 except UnreadableError as error:
                     yield from self._fault(f"line {number}", error)
-                if reader.any and reader.words not in self.recognised:
-                    self.recognised = " and ".join(filter(None, (self.recognised, reader.words)))
+                if reader.any and reader.form.words not in self.recognised:
+                    self.recognised = " and ".join(filter(None, (self.recognised, reader.form.words)))
                     yield f"{self.name}: {self.recognised}"
-                    readers = [each for each in readers if each is reader or (each.is_log and reader.is_log)]
+                    readers = [each for each in readers if each is reader or (each.form.is_log and reader.form.is_log)]
                     for each in readers:
-                        each.name = each.name if each.any else each.source
+                        each.name = each.name if each.any else each.form.source
                 yield from intervals
         yield from (interval for reader in readers for interval in reader.rest(last=True))
 
