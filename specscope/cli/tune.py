@@ -25,7 +25,7 @@ from specscope.engine.config import DEFAULT_TREES
 from specscope.engine.prompts import PromptSpec, read_prompts
 from specscope.errors import UserError
 from specscope.plans.costs import read_costs, write_costs
-from specscope.plans.plan import LONGEST, TreePlan, describe, parse_plan, plan_dict, translated
+from specscope.plans.plan import TreePlan, describe, parse_plan, plan_dict, translated
 from specscope.terminal import text_console
 from specscope.trace.files import FIGURES, check_output, read_lines
 from specscope.trace.record.params import SamplingParams
@@ -33,7 +33,7 @@ from specscope.trace.record.rules import BLOCK, STANDARD, is_own
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import as_runs
 from specscope.trace.wire.reading import read_capture
-from specscope.tree_shape import MAX_NODES
+from specscope.tree_shape import LONGEST, MAX_NODES
 
 # Of settings: trees, depths of a chain, and what makes TensorRT-LLM draft a chain
 ADJACENCY, ONE_MODEL = "tree_adj", "eagle3_one_model"

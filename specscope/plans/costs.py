@@ -50,6 +50,12 @@ class Costs:
     passes: tuple[CostPoint, ...]  # each later pass, by rows
     kind: Literal["specscope costs"] = "specscope costs"
 
+    def __post_init__(self) -> None:
+        curves = (self.step, self.first, self.passes)
+        rises = all(point.rows < further.rows for curve in curves for point, further in pairwise(curve))
+        if not (rises and all(point.seconds > 0 for point in self.step)):
+            raise ValueError("rows must rise, and every step must take time")
+
     @property
     def batch(self) -> int:
         return self.plain.rows
@@ -70,15 +76,6 @@ class Costs:
         return math.sqrt(sum(each) / len(each))
 
     @property
-    def most_rows(self) -> int:
-        return self.step[-1].rows
-
-    @property
-    def context(self) -> str:
-        """Approximate tokens of a request during the measurement."""
-        return self.about.get("context", "")
-
-    @property
     def machine(self) -> dict[str, str]:
         return {name: self.about[name] for name in MACHINE if name in self.about}
 
@@ -86,16 +83,10 @@ class Costs:
         between = CostPoint(self.batch, at(self.first, self.batch), 0.0, 0.0)
         first = next((point for point in self.first if point.rows == self.batch), between)
         models = {name.replace(" ", "_"): self.about.get(name, "") for name in MODELS}
-        told = {"batch": self.batch, "context": int(self.context or 0), "machine": self.machine, "plain": self.plain}
+        context = int(self.about.get("context") or 0)
+        told = {"batch": self.batch, "context": context, "machine": self.machine, "plain": self.plain}
         curves = {"step": self.step[1:], "first": first, "passes": self.passes, "kind": self.kind}
         return {name: msgspec.to_builtins(value) for name, value in {**models, **told, **curves}.items()}
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether points are in rising order of rows, and each step takes time."""
-        curves = (self.step, self.first, self.passes)
-        rises = all(point.rows < further.rows for curve in curves for point, further in pairwise(curve))
-        return rises and all(point.seconds > 0 for point in self.step)
 
 
 def at(points: Sequence[CostPoint], rows: float) -> float:
@@ -111,8 +102,7 @@ def at(points: Sequence[CostPoint], rows: float) -> float:
 def read_costs(path: str, run: object, batch: int) -> Costs | None:
     """Costs of a capture's engine at one batch from a file that the user names; None where it does not exist yet.
 
-    Raises UserError for another capture's. A file need not describe its engine: what it leaves out is not checked,
-    since costs may be made up.
+    Raises UserError for another capture's. What a file leaves out is not checked, since costs may be made up.
     """
     try:
         costs = decoded(read_whole(path, "the costs", LARGEST), Costs)
@@ -120,10 +110,8 @@ def read_costs(path: str, run: object, batch: int) -> Costs | None:
         return None
     except OSError as error:
         raise UserError(f"cannot read the costs {path}: {error.strerror}") from error
-    except ValueError:  # whatever it holds
-        costs = None
-    if costs is None or not costs.is_sound:
-        raise UserError(f"{path} holds no costs: name a file that --costs wrote, or a new file")
+    except ValueError:
+        raise UserError(f"{path} holds no costs: name a file that --costs wrote, or a new file") from None
     for name, here in about_run(run).items():
         if (there := costs.about.get(name, here)) != here:
             words = f"{name} {there or 'none'}, and the capture's is {here or 'none'}"

@@ -49,7 +49,6 @@ unknown_tensor = partial(kinds.unknown_tensor, known=TENSORS)
 
 
 def unknown(config: Mapping[str, Any]) -> str:
-    """What of a config is not known: the first key with its value; "" where all is."""
     names = config.get("architectures")
     if names not in (None, ["DFlashDraftModel"]):
         return f"architectures = {names}"
@@ -57,7 +56,6 @@ def unknown(config: Mapping[str, Any]) -> str:
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
-    """Keys that are known by themselves, but that leave open what is computed."""
     kinds, layers = config.get("layer_types") or [], config.get("num_hidden_layers", 1)
     slides = SLIDING in kinds or config.get("use_swa")
     if kinds and isinstance(layers, int) and len(kinds) < layers:
@@ -76,12 +74,9 @@ def window_of(config: Mapping[str, Any]) -> int | None:
 
 
 def longest_draft(config: Mapping[str, Any]) -> int:
-    """How many tokens a block drafts; 0 where the config does not say it.
-
-    The root's row drafts too where the head samples from the anchor; else it is a token that is known.
-    """
+    """How many tokens a block drafts; 0 where the config does not say it."""
     whole = flat(config)
     block = whole.get("block_size")
     if not isinstance(block, int) or block < 1:
         return 0
-    return block if whole.get(ANCHOR) else block - 1
+    return block if whole.get(ANCHOR) else block - 1  # without an anchor the root's row holds a token that is known

@@ -1,8 +1,7 @@
 """The kinds of drafters, a row each, and a drafter's head on disk: its kind, its files, what is known of its config.
 
-Config, doctor, judges and the plugins read what a kind is here, and only here. A key of a config is known where the
-engine and the judge of `audit`, each for itself, compute what it says, or where it changes nothing: names, versions,
-training. One that is off, or not set, changes nothing. Any other may change the arithmetic.
+A key of a config is known where the engine and the judge of `audit`, each for itself, compute what it says, or where it
+changes nothing: names, versions, training. One that is off, or not set, changes nothing.
 """
 
 from __future__ import annotations
@@ -11,25 +10,18 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specscope.errors import UserError
 from specscope.whole_file import read_object
 
 
-class DraftedBy(Enum):
-    HEAD = "head"  # modules that continue the target's hidden states
-    MODEL = "model"  # a model of its own
-    TEXT = "text"  # a search in the text
-
-
 @dataclass(frozen=True)
 class Kind:
     name: str  # of --drafter, and in records
-    family: DraftedBy
+    family: Literal["head", "model", "text"]  # a head continues the target's hidden states; text is searched
     called: str = ""  # its model, as people call it
     tree: str = ""  # of --tree, where it is not given; "": as deep a chain as its config tells
     runs: bool = False  # whether our engine and our judges run it; others are known by what they are
@@ -41,18 +33,18 @@ class Kind:
 
 
 KINDS = (
-    Kind("eagle", DraftedBy.HEAD, "head", "dynamic:3,depth=2,top=2", runs=True, also=("eagle3", "peagle", "nextn")),
-    Kind("ngram", DraftedBy.TEXT, tree="3x5", runs=True, also=("ngram_gpu",)),
-    Kind("suffix", DraftedBy.TEXT, tree="dynamic:16,depth=12", runs=True),
-    Kind("draft_model", DraftedBy.MODEL, "draft model", "5", runs=True, also=("standalone",)),
-    Kind("dspark", DraftedBy.HEAD, "DSpark", one_pass=True, words=("dspark",)),
-    Kind("domino", DraftedBy.HEAD, "Domino", words=("domino",)),
-    Kind("dflash2", DraftedBy.HEAD, "DFlash2", one_pass=True, words=("dflash2",)),
-    Kind("dflash", DraftedBy.HEAD, "DFlash", runs=True, one_pass=True, words=("dflash",), key="dflash_config"),
-    Kind("medusa", DraftedBy.HEAD, "Medusa", words=("medusa",), key="medusa_num_heads"),
-    Kind("hydra", DraftedBy.HEAD, "Hydra", words=("hydra",), key="hydra_num_heads"),
-    Kind("mtp", DraftedBy.HEAD, "MTP", "1", True, True, also=("frozen_kv_mtp",), words=("mtp", "nextn")),
-    Kind("mlp_speculator", DraftedBy.HEAD, "MLP speculator", words=("mlp_speculator", "mlpspeculator")),
+    Kind("eagle", "head", "head", "dynamic:3,depth=2,top=2", runs=True, also=("eagle3", "peagle", "nextn")),
+    Kind("ngram", "text", tree="3x5", runs=True, also=("ngram_gpu",)),
+    Kind("suffix", "text", tree="dynamic:16,depth=12", runs=True),
+    Kind("draft_model", "model", "draft model", "5", runs=True, also=("standalone",)),
+    Kind("dspark", "head", "DSpark", one_pass=True, words=("dspark",)),
+    Kind("domino", "head", "Domino", words=("domino",)),
+    Kind("dflash2", "head", "DFlash2", one_pass=True, words=("dflash2",)),
+    Kind("dflash", "head", "DFlash", runs=True, one_pass=True, words=("dflash",), key="dflash_config"),
+    Kind("medusa", "head", "Medusa", words=("medusa",), key="medusa_num_heads"),
+    Kind("hydra", "head", "Hydra", words=("hydra",), key="hydra_num_heads"),
+    Kind("mtp", "head", "MTP", "1", True, True, also=("frozen_kv_mtp",), words=("mtp", "nextn")),
+    Kind("mlp_speculator", "head", "MLP speculator", words=("mlp_speculator", "mlpspeculator")),
 )
 BY_NAME = {kind.name: kind for kind in KINDS}
 RUN_HERE = tuple(kind.name for kind in KINDS if kind.runs)
@@ -64,29 +56,26 @@ def drafter_named(method: str) -> str:
     return _ALSO.get(method.lower(), method)
 
 
-def _parts(drafter: str) -> Iterator[Kind]:
-    """The kinds of a drafter of ours; two drafted together in older captures (suffix+eagle)."""
-    return (kind for name in drafter.split("+") if (kind := BY_NAME.get(name)) is not None and kind.runs)
+def _part(drafter: str, *families: str) -> str:
+    """The part of our drafter that is of these families; "" for none. In older captures two drafted: suffix+eagle."""
+    kinds = (kind for name in drafter.split("+") if (kind := BY_NAME.get(name)) is not None and kind.runs)
+    return next((kind.name for kind in kinds if kind.family in families), "")
 
 
 def text_part(drafter: str) -> str:
-    """The part of our drafter that searches the text, alone or combined; "" for none."""
-    return next((kind.name for kind in _parts(drafter) if kind.family is DraftedBy.TEXT), "")
+    return _part(drafter, "text")
 
 
 def model_part(drafter: str) -> str:
-    """The part of our drafter that runs a model, alone or combined; "" for none."""
-    return next((kind.name for kind in _parts(drafter) if kind.family is not DraftedBy.TEXT), "")
-
-
-def lies_in_target(drafter: str) -> bool:
-    """Whether our drafter's model is a part of the target's checkpoint."""
-    return any(kind.in_target for kind in _parts(drafter))
+    return _part(drafter, "head", "model")
 
 
 def runs_head(drafter: str) -> bool:
-    """Whether our drafter, alone or combined, runs a head over the target, and no model of its own."""
-    return any(kind.family is DraftedBy.HEAD for kind in _parts(drafter))
+    return bool(_part(drafter, "head"))
+
+
+def lies_in_target(drafter: str) -> bool:
+    return drafter in BY_NAME and BY_NAME[drafter].in_target
 
 
 Holds = Callable[[Any], bool]
@@ -154,12 +143,9 @@ TENSORS = re.compile(
 
 
 def is_head(folder: Path) -> bool:
-    """Whether a folder holds a head, by its config, or as the config of an older EAGLE head is a plain model's, by what
-    joins its features. That is seen in safetensors alone.
-    """
     config = _config(folder)
     known = "draft_vocab_size" in config or _kind(folder, config) is not None
-    return known or any("fc.weight" in tensors.keys() for tensors in _opened(folder))  # noqa: SIM118 - it is no mapping
+    return known or "fc.weight" in _tensors(folder)  # the config of an older EAGLE head is a plain model's
 
 
 def head_kind(folder: Path) -> str:
@@ -169,8 +155,7 @@ def head_kind(folder: Path) -> str:
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
-    """A folder's config; empty where it cannot be read: the loader says what is wrong with it."""
-    with suppress(UserError):
+    with suppress(UserError):  # the loader says what is wrong
         return read_object(folder / "config.json")
     return {}
 
@@ -181,10 +166,7 @@ def modules_in(config: Mapping[str, Any]) -> int:
 
 
 def check_head(folder: Path, unknown: Callable[[Mapping[str, Any]], str]) -> None:
-    """Refuse a head that does not run here: by its kind, or by the key of its config that is `unknown`.
-
-    Raises UserError.
-    """
+    """Raises UserError for a head that does not run here: by its kind, or by an `unknown` key of its config."""
     config = read_object(folder / "config.json")
     check_kind(folder, config, "what runs here are EAGLE, EAGLE-3, P-EAGLE and DFlash heads")
     if key := unknown(config):
@@ -193,9 +175,9 @@ def check_head(folder: Path, unknown: Callable[[Mapping[str, Any]], str]) -> Non
 
 
 def check_kind(folder: Path, config: Mapping[str, Any], instead: str, *, runs: bool = True) -> None:
-    """Refuse a head of a kind that does not run here, or of any that its config names where none `runs`.
+    """Raises UserError for a head of a kind that does not run here, or of any kind where none `runs`.
 
-    `instead`: what is wanted. Raises UserError.
+    `instead`: what is wanted.
     """
     kind = _kind(folder, config)
     if kind is not None and kind.in_target:
@@ -206,30 +188,24 @@ def check_kind(folder: Path, config: Mapping[str, Any], instead: str, *, runs: b
 
 def _kind(folder: Path, config: Mapping[str, Any]) -> Kind | None:
     """The kind of a head; None where nothing says so, as in an EAGLE head's config, and for any other folder."""
-    names = [name.lower() for name in _names(config)]
+    architectures, speculators = config.get("architectures"), config.get("speculators_config")
+    named = [*architectures] if isinstance(architectures, list) else []
+    named += [config.get("model_type"), config.get("speculators_model_type")]
+    named += [speculators.get("algorithm")] if isinstance(speculators, Mapping) else []
+    names = [str(name).lower() for name in named]
     by_name = (kind for kind in KINDS if any(word in name for word in kind.words for name in names))
     by_key = (kind for kind in KINDS if kind.key and config.get(kind.key))
     if (known := next(by_name, None) or next(by_key, None)) is not None:
         return known
     algorithm = config.get("speculators_model_type")
     if isinstance(algorithm, str):
-        return BY_NAME.get(drafter_named(algorithm)) or Kind(algorithm, DraftedBy.HEAD, algorithm)
-    is_any = any(config.get(key) for key in MTP_KEYS)
-    names = [name for tensors in _opened(folder) for name in tensors.keys()] if is_any else []  # noqa: SIM118
-    return BY_NAME["mtp"] if names and all("mtp." in name for name in names) else None
-
-
-def _names(config: Mapping[str, Any]) -> Iterator[str]:
-    """Every name by which a config identifies its model."""
-    architectures, speculators = config.get("architectures"), config.get("speculators_config")
-    yield from map(str, architectures if isinstance(architectures, list) else ())
-    yield from (str(config.get(key) or "") for key in ("model_type", "speculators_model_type"))
-    if isinstance(speculators, Mapping):
-        yield str(speculators.get("algorithm") or "")
+        return BY_NAME.get(drafter_named(algorithm)) or Kind(algorithm, "head", algorithm)
+    tensors = _tensors(folder) if any(config.get(key) for key in MTP_KEYS) else []
+    return BY_NAME["mtp"] if tensors and all("mtp." in name for name in tensors) else None
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """A head's weight files: a single one, or those that an index names. Raises UserError."""
+    """Raises UserError where there are none."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
@@ -239,7 +215,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[Path]:
-    """The files that an index names. Raises UserError for files that are not there, or not in the same folder."""
+    """Raises UserError for files that are not there, or not in the index's folder."""
     named = read_object(index).get("weight_map")
     if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
         raise UserError(f"{index} does not say in `weight_map` which tensor lies in which file")
@@ -251,13 +227,17 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def _opened(folder: Path) -> Iterator[Any]:
-    """A head's weight files, one after the other, as far as they can be read: the loader says what is wrong."""
+    """A head's safetensors, one after the other, as far as they can be read: the loader says what is wrong."""
     from safetensors import SafetensorError, safe_open
 
     with suppress(UserError, OSError, SafetensorError):
         for file in weight_files(folder):
             with safe_open(file, framework="numpy") as tensors:
                 yield tensors
+
+
+def _tensors(folder: Path) -> list[str]:
+    return [name for file in _opened(folder) for name in file.keys()]  # noqa: SIM118 - it is no mapping
 
 
 def draft_tokens_of(folder: Path) -> list[int] | None:
@@ -269,17 +249,16 @@ def draft_tokens_of(folder: Path) -> list[int] | None:
 
 
 def unknown_tensor(names: Iterable[str], known: re.Pattern[str] = TENSORS) -> str:
-    """The first of a head's tensors that there is no place for; "" where there is none."""
     return next((name for name in sorted(names) if not known.fullmatch(name)), "")
 
 
 def unknown(config: Mapping[str, Any]) -> str:
-    """What of a head's config is not known: the first key with its value; "" where all is."""
+    """The first key of a head's config that is not known, with its value; "" where all are."""
     return next(chain(unknown_keys(config, VALUES, NESTED), _contradictions(flattened(config))), "")
 
 
 def unknown_keys(config: Mapping[str, Any], known: Mapping[str, Holds], nested: Collection[str]) -> Iterator[str]:
-    """The keys, also in the `nested` parts, that are not `known`, or not with their values."""
+    """Also of the `nested` parts; a known key with another value is unknown."""
     for name, value in config.items():
         if name in nested and isinstance(value, Mapping):
             yield from unknown_keys(value, known, nested)
@@ -294,7 +273,6 @@ def unknown_keys(config: Mapping[str, Any], known: Mapping[str, Holds], nested: 
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
-    """Keys that are known by themselves, but that contradict the rest of a flattened config."""
     kinds, layers = config.get("layer_types") or [], config.get("num_hidden_layers", 1)
     window, used = config.get("sliding_window"), config.get("use_sliding_window") is not False
     if window and used and not kinds:

@@ -77,8 +77,7 @@ def _of_file(file: Path) -> str:
     """The digest of one file, from the cache where it is unchanged. Raises OSError."""
     if known := _known(file):
         return known
-    before = _stamp(file)
-    digest = _contents(file)
+    before, digest = _stamp(file), _contents(file)
     if before[0] > CHUNK and _stamp(file) == before:
         with contextlib.suppress(ImportError, OSError):  # then it is hashed anew each time
             store(_place(file), {"stamp": before, "digest": digest})
@@ -86,7 +85,7 @@ def _of_file(file: Path) -> str:
 
 
 def _contents(file: Path) -> str:
-    """A digest of the digests of the file's chunks, which several threads compute."""
+    """A digest of the digests of the file's chunks."""
     with file.open("rb") as stream, ThreadPoolExecutor(THREADS) as pool:
         starts = range(0, os.fstat(stream.fileno()).st_size, CHUNK)
         return _hash(b"".join(pool.map(lambda start: _hash(os.pread(stream.fileno(), CHUNK, start)), starts))).hex()
@@ -103,7 +102,7 @@ def _stamp(file: Path) -> list[int]:
 
 
 def _place(file: Path) -> Path:
-    """Where a file's digest is cached. Raises ImportError where there is no cache."""
+    """Raises ImportError where there is no cache."""
     return place("digests", {"file": str(file.resolve())})
 
 

@@ -21,11 +21,10 @@ from typing import Annotated, Any
 import msgspec
 
 from specscope.errors import UserError, short
-from specscope.tree_shape import MAX_NODES, ROOT, TreeShape, parse_tree
+from specscope.tree_shape import LONGEST, MAX_NODES, ROOT, TreeShape, parse_tree
 
 MAX_DEPTH = MAX_TOP = 32
 DEFAULT_DEPTH, DEFAULT_TOP = 5, 4
-LONGEST = 100_000  # characters
 _DYNAMIC = re.compile(r"(?P<nodes>[0-9]{1,6})(?:,depth=(?P<depth>[0-9]{1,6}))?(?:,top=(?P<top>[0-9]{1,6}))?")
 SGLANG = ("num_steps", "eagle_topk", "num_draft_tokens")
 # As flags of a command line, as keys of a file of settings, or three numbers alone
@@ -47,12 +46,11 @@ class StaticPlan:
 
     @property
     def max_depth(self) -> int:
-        """Levels of the tree, and passes of a drafter that is a model."""
         return self.shape.max_depth
 
     @property
     def fed(self) -> list[int]:
-        """How many nodes a drafter that is a model runs in each pass after the first: those that have children."""
+        """How many nodes a drafter that is a model runs in each of its passes after the first: those with children."""
         inner = {above for above in self.shape.parent if above != ROOT}
         return [count for level in self.shape.levels if (count := len(inner.intersection(level)))]
 
@@ -86,7 +84,6 @@ class DynamicPlan:
 
     @property
     def fed(self) -> list[int]:
-        """Nodes that each pass after the first feeds."""
         return [self.top] * (self.depth - 1)
 
     @property
@@ -114,7 +111,7 @@ class _VllmConfig(msgspec.Struct):
 
 
 def read_plan(text: str) -> TreePlan | None:
-    """The tree that a capture names; None where it names none, or one that we cannot read."""
+    """The tree that a capture names; None where it names none that we can read."""
     try:
         return parse_plan(text) if text else None
     except UserError:
@@ -122,14 +119,12 @@ def read_plan(text: str) -> TreePlan | None:
 
 
 def parse_plan(text: str) -> TreePlan:
-    """Read a --tree, including those of other programs. Raises UserError that says what is wrong."""
+    """A --tree, also in another program's notation. Raises UserError."""
     text, _ = translated(text)
     kind, colon, rest = text.strip().partition(":")
     if kind == "dynamic" and colon:
         return _dynamic(rest, text)
-    if kind in ("top", "sampled") and colon:
-        return StaticPlan(parse_tree(rest), top=kind == "top")
-    return StaticPlan(parse_tree(text))
+    return StaticPlan(parse_tree(rest if kind in ("top", "sampled") and colon else text), top=kind == "top")
 
 
 def _dynamic(rest: str, text: str) -> DynamicPlan:
@@ -215,9 +210,10 @@ def describe(plan: TreePlan, *, mask: bool, about: str | None = None) -> str:
         f"verify      {nodes + 1} rows per request (root and nodes), {nodes + 1} slots of the target's KV cache",
         f"draft       {passes}, if the drafter is a model",
     ]
-    if isinstance(plan, DynamicPlan):
-        return "\n".join([*lines, TOP_RULE])
-    return "\n".join([*lines, TOP_RULE if plan.top else RULE, *(_mask(plan.shape.paths) if mask else ())])
+    lines.append(TOP_RULE if isinstance(plan, DynamicPlan) or plan.top else RULE)
+    if mask and isinstance(plan, StaticPlan):
+        lines += _mask(plan.shape.paths)
+    return "\n".join(lines)
 
 
 def branches(parent: Sequence[int]) -> list[tuple[int, str]]:
@@ -225,17 +221,14 @@ def branches(parent: Sequence[int]) -> list[tuple[int, str]]:
     children: dict[int, list[int]] = {}
     for node, above in enumerate(parent):
         children.setdefault(above, []).append(node)
-    rows: list[tuple[int, str]] = []
 
-    def below(above: int, lead: str) -> None:
-        siblings = children.get(above, [])
-        for node in siblings:
+    def below(above: int, lead: str) -> Iterator[tuple[int, str]]:
+        for node in (siblings := children.get(above, [])):
             last = node == siblings[-1]
-            rows.append((node, lead + ("└─ " if last else "├─ ")))
-            below(node, lead + ("   " if last else "│  "))
+            yield node, lead + ("└─ " if last else "├─ ")
+            yield from below(node, lead + ("   " if last else "│  "))
 
-    below(ROOT, "")
-    return rows
+    return list(below(ROOT, ""))
 
 
 def _mask(paths: Sequence[Sequence[int]]) -> Iterator[str]:

@@ -29,11 +29,8 @@ def header(tuning: Tuning) -> list[tuple[str, str]]:
     counts = f"{plural(tuning.steps, 'step')} with drafts, {plural(tuning.requests, 'request')}"
     lines = [("source", ", ".join(tuning.sources)), *tuning.run.items(), ("recorded", counts)]
     if tuning.costs is not None:
-        machine = ", ".join(tuning.costs.machine.values())
-        lines += [
-            ("costs", f"batch {tuning.costs.batch}, contexts of about {tuning.costs.context or 'some'} tokens"),
-            ("", machine),
-        ]
+        machine, context = ", ".join(tuning.costs.machine.values()), tuning.costs.about.get("context") or "some"
+        lines += [("costs", f"batch {tuning.costs.batch}, contexts of about {context} tokens"), ("", machine)]
     return [(name, value) for name, value in lines if value]
 
 

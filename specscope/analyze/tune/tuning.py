@@ -289,6 +289,6 @@ def _notes(data: Recorded, plan: TreePlan | None, costs: Costs | None) -> list[s
     if costs is None:
         why = "none were measured" if data.run.is_ours else "give --costs FILE to add them"
         lines.append(f"no costs ({why}): trees of a size are compared by acceptance alone")
-    elif costs.most_rows < costs.batch * (1 + candidates.largest):
-        lines.append(f"steps of more than {costs.most_rows} rows were not measured: their costs continue the line")
+    elif (most := costs.step[-1].rows) < costs.batch * (1 + candidates.largest):
+        lines.append(f"steps of more than {most} rows were not measured: their costs continue the line")
     return lines
