@@ -80,8 +80,8 @@ COMMANDS = [
 # Lines of prompt files, data sets, whole files.
 # fmt: off
 LINES = [b'{"prompt": ' + x + b"}" for x in (b'""', b"3", b"null", b"[]", b"{}", b"true", b'"\\ud800"', b'"a\\udc00b"')]
-LINES += [
-    b'{"prompt": "a", "' + name + b'": ' + value + b"}"
+PARAMS = {
+    name.decode(): [b'{"prompt": "a", "' + name + b'": ' + value + b"}" for value in values]
     for name, values in {
         b"stop": [
             b"5", b"null", b"true", b"{}", b'""', b'[""]', b"[5]", b'["a", null]', b"[[]]", b'{"a": "b"}', b"1.5",
@@ -108,8 +108,7 @@ LINES += [
         b"ignore_eos": [b"1", b"0", b"null", b'"true"', b"[]"],
         b"label": [b"[" * 500 + b"]" * 500 + b"x", b'"' + b"x" * 20000 + b'"', b'"\\ud83d"', b"[" * 1000 + b"]" * 1000],
     }.items()
-    for value in values
-]
+}
 LINES += [
     b'{"messages": ' + x + b"}"
     for x in (

@@ -5,6 +5,7 @@ SPECSCOPE_SWEEP=100000 tries so many of each. test_bad_input.py: the flags.
 
 import contextlib
 import json
+import re
 from datetime import datetime
 from functools import cache
 
@@ -186,8 +187,6 @@ def test_no_bytes_are_a_traceback(name, examples):
 
 FLAG = click.Option(["--number"])
 RECORDED = read_capture(PLANTED).history
-LINES = [b'{"prompt": "fine"}\n\n' + line + b"\n" for line in bad.LINES]
-ROWS = [b'{"prompt": "fine"}\n\n' + line + b"\n" for line in bad.ROWS]
 
 
 def refusal(read, *values, most=3000):
@@ -216,6 +215,11 @@ def in_file(read):
         return read("p.jsonl")
 
     return reads
+
+
+def third(lines):
+    """Each as the third line of a file."""
+    return [b'{"prompt": "fine"}\n\n' + line + b"\n" for line in lines]
 
 
 def prompts(path):
@@ -247,9 +251,13 @@ SPELLINGS = {
     "drafter": (lambda text: EngineConfig(drafter=text), bad.DRAFTERS, ""),
     "layers": (lambda text: EngineConfig(draft_model=text), bad.LAYERS, "self:N"),
     "stop texts": (lambda texts: SamplingParams(stop=texts), bad.STOPS, "stop"),
-    "prompts": (in_file(prompts), LINES, "p.jsonl, line 3: "),
+    "prompts": (in_file(prompts), third(bad.LINES), "p.jsonl, line 3: "),
+    **{
+        name: (in_file(prompts), third(lines), f"p.jsonl, line 3: .*({name}|is not JSON)")
+        for name, lines in bad.PARAMS.items()
+    },
     "file of prompts": (in_file(prompts), bad.FILES, "p.jsonl"),
-    "data set": (in_file(prompts), ROWS, "p.jsonl, line 3: "),
+    "data set": (in_file(prompts), third(bad.ROWS), "p.jsonl, line 3: "),
     "data set in an array": (in_file(prompts), bad.ARRAYS, "p.jsonl"),
     "capture": (in_file(read_capture), bad.FILES, "p.jsonl"),
     "path of a capture": (read_capture, [".", "./none", "/dev/zero", "/proc/self/mem"], ""),
@@ -270,7 +278,7 @@ def test_every_bad_spelling_is_refused_in_one_line(name, tmp_path, monkeypatch):
     read, values, says = SPELLINGS[name]
     messages = [(ascii(value)[:60], refusal(read, value, most=650)) for value in values]
     assert [value for value, message in messages if message is None] == []  # taken
-    assert [(value, message) for value, message in messages if says not in message] == []
+    assert [(value, message) for value, message in messages if not re.search(says, message)] == []
 
 
 def test_good_spellings_are_taken(tmp_path, monkeypatch):
@@ -316,11 +324,6 @@ def test_any_json_line(values):
         row = row_of(line)
         json.dumps(row.params.to_dict()).encode()
         assert SamplingParams.from_dict(row.params.to_dict()) == row.params
-
-
-@given(odd_text)
-def test_any_line_of_a_prompt_file(text):
-    refusal(row_of, text.encode(errors="surrogatepass"))
 
 
 @given(odd_text | st.text("htps:/[]0123456789.x@", max_size=30))

@@ -23,15 +23,14 @@ def settle(viewer, steps):
     until(lambda: len(viewer.history.steps) >= steps, viewer.poll)
 
 
-def send(tiny, port, protocol, name, rests=lambda records: None):
+def send(tiny, port, rests=lambda records: None):
     """Run a small engine that exports there; its history by hand. `rests`: called when it has nothing more to do."""
     engine = tiny_engine(tiny, drafter="ngram", ngram_min=1)
-    address = f"http://127.0.0.1:{port}" + ("" if protocol == "grpc" else "/v1/traces")
-    options = OutputOptions(None, address, protocol, SpanLevel.TREES, None)
+    options = OutputOptions(None, f"http://127.0.0.1:{port}", "grpc", SpanLevel.TREES, None)
     outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, PARAMS)
     records = []
     engine.subscribe(records.append, lossless=True)
-    engine.generate([name, "xyxyxyxy"], PARAMS)
+    engine.generate(["abcabcabc", "xyxyxyxy"], PARAMS)
     engine.bus.flush()
     rests(records)
     outputs.close()
@@ -49,13 +48,11 @@ def test_a_screen_that_other_machines_reach_says_who_may_write_to_it(host, says)
         attached.close()
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_what_an_engine_sends_is_shown_as_it_was(tiny, attached, protocol):
+def test_what_an_engine_sends_is_shown_as_it_was(tiny, attached):
+    """By gRPC; that HTTP brings the same, test_receiver.py has."""
     assert attached.status == "loading"
     assert "listening on 127.0.0.1:" in attached.progress
-    receiver = attached.listening
-    port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
-    records = send(tiny, port, protocol, "abcabcabc", lambda records: settle(attached.viewer, len(records)))
+    records = send(tiny, attached.listening.grpc_port, lambda records: settle(attached.viewer, len(records)))
     assert (attached.status, attached.viewer.history.steps) == ("attached", records)
     assert attached.viewer.history.run.target
     attached.viewer.debug("break emit")
@@ -66,7 +63,7 @@ def test_what_an_engine_sends_is_shown_as_it_was(tiny, attached, protocol):
 
 def test_memory_is_bounded(tiny, attached, monkeypatch):
     monkeypatch.setattr("specscope.remote.engines.MOST", 8)
-    records = send(tiny, attached.listening.grpc_port, "grpc", "abcabcabc")
+    records = send(tiny, attached.listening.grpc_port)
     assert len(records) > 9
     until(lambda: attached.viewer.news, attached.viewer.poll)
     history = attached.viewer.history

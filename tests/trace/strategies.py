@@ -46,10 +46,12 @@ wrong = st.sampled_from(WRONG)
 number = st.floats(0, 1) | wrong  # of the evidence, in 64 bits
 
 
+@cache
 def floats(shape, dtype):
     return hnp.arrays(dtype, shape, elements=st.floats(0, 1, width=32 if dtype == np.float32 else 64) | wrong)
 
 
+@cache
 def ints(shape, high=10**6):
     return hnp.arrays(np.int32, shape, elements=st.integers(0, high))
 

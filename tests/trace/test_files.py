@@ -3,10 +3,7 @@
 import json
 import os
 import pickle
-import signal
 import stat
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -118,31 +115,6 @@ def test_a_second_writer_of_a_file_is_refused(existing, tmp_path):
     CaptureWriter(path, RUN, Vocabulary()).close()
 
 
-WRITES = """
-import sys
-from specscope.trace.wire.capture import CaptureWriter
-from specscope.trace.record.vocabulary import Vocabulary
-from tests.trace.strategies import RUN
-writer = CaptureWriter(sys.argv[1], RUN, Vocabulary())
-print("writes", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_writer_that_was_killed_leaves_no_lock(tmp_path):
-    path = tmp_path / "run.jsonl"
-    command = [sys.executable, "-c", WRITES, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        try:
-            assert other.stdout.readline() == "writes\n"
-            with pytest.raises(TakenError, match="is being written by another process"):
-                CaptureWriter(path, RUN, Vocabulary())
-        finally:
-            other.send_signal(signal.SIGKILL)
-    CaptureWriter(path, RUN, Vocabulary()).close()
-    assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]
-
-
 @pytest.mark.parametrize("before", [None, 0o644])
 def test_a_capture_is_read_by_nobody_else(before, tmp_path):
     path = tmp_path / "run.jsonl"
@@ -155,25 +127,6 @@ def test_a_capture_is_read_by_nobody_else(before, tmp_path):
     finally:
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-OTHERS = {
-    "page.html": (["export", PLANTED, "-o"], b"<!DOCTYPE html>\n<title>Holiday</title>\n", "was not written by"),
-    "costs.json": (["tune", PLANTED, "--costs"], b'{\n  "name": "my-package"\n}\n', "holds no costs"),  # it is read
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_outputs_replace_older_ones_of_their_kind_and_nothing_that_looks_like_them(name, tmp_path):
-    (words, theirs, why), path = OTHERS[name], tmp_path / name
-    if name != "costs.json":  # which takes measurements
-        assert {run_here([*words, str(path)])[0] for _ in range(2)} <= {0, 1}
-        assert path.stat().st_size
-    path.write_bytes(theirs)
-    err = said([*words, str(path)], code=2)[1]
-    assert str(path) in err
-    assert why in err
-    assert path.read_bytes() == theirs
 
 
 @pytest.mark.parametrize("older", ["<!doctype html><title>specscope older", None])

@@ -284,12 +284,7 @@ def test_a_line_without_an_engine_waits_for_the_next_or_until_nothing_comes():
 
 def test_a_line_of_sglang_with_all_its_parts(tmp_path):
     """As SGLang 0.5.23 formats it for DSpark."""
-    line = (
-        "[2026-11-25 10:11:12 TP0] Decode batch, #running-req: 4, #token: 1830, token usage: 0.03, accept len: 2.31, "
-        "accept rate: 0.44, cap len: 4.10, block accept len: 2.52, cuda graph: True, gen throughput (token/s): 812.50, "
-        "#queue-req: 2\n"
-    )
-    (tmp_path / "s.log").write_text("".join(line.replace("TP0", f"DP{rank} TP0") for rank in (0, 1, 0)))
+    (tmp_path / "s.log").write_text("".join(SGLANG.replace("TP0", f"DP{rank} TP0") + "\n" for rank in (0, 1, 0)))
     one, *others = (told.aggregate for told in samples.read(tmp_path / "s.log")[1])
     assert (one.length, one.running, one.waiting, one.kv_usage) == (2.31, 4, 2, 0.03)
     assert one.averages == {
@@ -314,20 +309,14 @@ def test_a_log_with_lines_of_two_forms_is_read_whole_and_what_an_example_prints_
     assert [each.aggregate.source for each in samples.read(tmp_path / "example.log")[1]] == ["vLLM log"]
 
 
-WHEN = datetime(2026, 11, 26, 12)
-
-
-def read_log(path):
-    return samples.read(path)[1]
-
-
 def figures(path):
     """(request, accepted, drafted, drafts) of each."""
-    return [(one.request, one.accepted, one.drafted, one.drafts) for one in (told.aggregate for told in read_log(path))]
+    every = (told.aggregate for told in samples.read(path)[1])
+    return [(one.request, one.accepted, one.drafted, one.drafts) for one in every]
 
 
 def taken(lines, last=True):
-    reader = Log(LlamaLog, WHEN, [])
+    reader = Log(LlamaLog, NOW, [])
     told = [one for line in lines for one in reader.take(line)]
     return [one.aggregate for one in [*told, *reader.rest(last=last)]]
 
@@ -352,7 +341,7 @@ def test_the_page_and_the_log_of_the_same_requests_agree():
     intervals = Intervals()
     intervals.take(read_metrics(before, 1))
     (told,) = intervals.take(read_metrics(after, 2))
-    page, log = measure([told.aggregate]), measure(one.aggregate for one in read_log(LLAMA / "steps.log"))
+    page, log = measure([told.aggregate]), measure(one.aggregate for one in samples.read(LLAMA / "steps.log")[1])
     for counted in (page, log):
         assert (counted.drafts, counted.drafted, counted.accepted, counted.emitted) == (71, 278, 206, 280)
         assert counted.accepted_at == [59, 54, 49, 44]
@@ -428,7 +417,7 @@ def test_drafts_are_counted_as_they_were(drafts):
     assert (one.accepted, one.drafted) == (sum(one.accepted_at), sum(one.proposed_at))
     for wrong in (STEP.format(5, 4), STEP.format(1, 9999), END.format(5, 4, "1.00")):
         with pytest.raises(UnreadableError, match="tokens accepted"):
-            Log(LlamaLog, WHEN, []).take(wrong)
+            Log(LlamaLog, NOW, []).take(wrong)
 
 
 def test_a_count_that_was_worked_out_is_marked_wherever_it_is_told(tmp_path):

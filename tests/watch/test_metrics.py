@@ -76,13 +76,6 @@ def test_readings_are_in_the_order_of_their_times_and_openmetrics_counts_seconds
         assert times == [(100, 1790000000), (200, 1790000060)]
 
 
-def test_a_page_with_the_headers_of_its_answer(tmp_path):
-    (tmp_path / "page.txt").write_text(
-        "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n" + text("metrics_after.txt")
-    )
-    assert [told.aggregate.drafts for told in read(tmp_path / "page.txt")[1]] == [155]
-
-
 def test_a_page_alone_counts_since_its_counters_began():
     (reading,) = read_metrics(text("metrics_after.txt"), 2 * 10**18)
     told = difference(None, reading)
@@ -445,19 +438,24 @@ def test_a_log_may_be_one_array_of_json(tmp_path):
         read(tmp_path / "loki.json")
 
 
-def test_a_quoted_page(tmp_path):
-    (tmp_path / "page.txt").write_text("".join(f"> {line}\n" for line in text("metrics_after.txt").splitlines()))
+PAGE = text("metrics_after.txt")
+UNDER_RAY = "".join(line for line in PAGE.splitlines(True) if line.startswith("vllm:")).replace(
+    "{engine", '{WorkerId="a1",engine'
+)
+COPIED = {
+    "with the headers of its answer": ("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n" + PAGE, "0"),
+    "quoted": ("".join(f"> {line}\n" for line in PAGE.splitlines()), "0"),
+    "under Ray": (UNDER_RAY.replace("vllm:", "ray_vllm_"), "0 WorkerId a1"),
+    "under an older Ray": (UNDER_RAY.replace("vllm:", "ray_vllm:"), "0 WorkerId a1"),
+}
+
+
+@pytest.mark.parametrize("how", COPIED)
+def test_a_page_as_people_have_it(tmp_path, how):
+    page, engine = COPIED[how]
+    (tmp_path / "page.txt").write_text(page)
     (told,) = read(tmp_path / "page.txt")[1]
-    assert counts(told.aggregate) == counts(only(text("metrics_after.txt")))
-
-
-@pytest.mark.parametrize("name", ["ray_vllm_", "ray_vllm:"])
-def test_the_page_of_vllm_under_ray(tmp_path, name):
-    page = text("metrics_after.txt").replace("vllm:", name).replace("{engine", '{SessionName="s",WorkerId="a1",engine')
-    (tmp_path / "ray.txt").write_text("".join(line for line in page.splitlines(True) if line.startswith("ray_")))
-    (told,) = read(tmp_path / "ray.txt")[1]
-    assert counts(told.aggregate) == counts(only(text("metrics_after.txt")))
-    assert told.aggregate.engine == "0 WorkerId a1"
+    assert (counts(told.aggregate), told.aggregate.engine) == (counts(only(PAGE)), engine)
 
 
 def test_a_count_of_many_digits_has_a_space_before_it(tmp_path):

@@ -1,7 +1,6 @@
 import dataclasses
 import importlib.util
 import logging
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from specscope.errors import UserError
 from specscope.remote.attached import WATCHING
 from specscope.remote.receiver import Receiver
 from specscope.trace.inside.hooking import ErrorGuard
-from specscope.trace.inside.on_import import at_exit, on_import
+from specscope.trace.inside.on_import import on_import
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.inside.sinks import Outlet, of_ranks
 from specscope.trace.record.privacy import Privacy
@@ -191,22 +190,29 @@ def test_other_modules_are_found_as_ever(module, tmp_path):
     del sys.modules["another_late"]
 
 
+LEAVES = """
+import multiprocessing, pathlib, sys
+from specscope.trace.inside.on_import import at_exit
+
 def leave(path):
-    """What a process does that is to write a line when it ends."""
     with path.open("a") as file:
-        file.write("runs\n")
-    at_exit(lambda: path.write_text(path.read_text() + "ends\n"))
+        file.write("runs\\n")
+    at_exit(lambda: path.write_text(path.read_text() + "ends\\n"))
+
+if __name__ == "__main__":
+    folder = pathlib.Path(sys.argv[1])
+    for method in ("fork", "spawn", "forkserver"):
+        process = multiprocessing.get_context(method).Process(target=leave, args=(folder / method,))
+        process.start()
+        process.join()
+    leave(folder / "its own")
+"""
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_worker_runs_it_once_when_it_ends(method, tmp_path):
-    process = multiprocessing.get_context(method).Process(target=leave, args=(tmp_path / "log",))
-    process.start()
-    process.join(HANG_SECONDS)
-    assert (tmp_path / "log").read_text() == "runs\nends\n"
-
-
-def test_so_does_a_process_of_its_own(tmp_path):
-    code = "import pathlib, sys; from tests.trace.inside.test_sinks import leave; leave(pathlib.Path(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "log")], check=True, timeout=HANG_SECONDS)
-    assert (tmp_path / "log").read_text() == "runs\nends\n"
+def test_a_process_runs_it_once_when_it_ends_and_so_does_each_of_its_workers(tmp_path):
+    script, told = tmp_path / "leaves.py", tmp_path / "told"
+    script.write_text(LEAVES)
+    told.mkdir()
+    subprocess.run([sys.executable, script, told], check=True, timeout=HANG_SECONDS)
+    found = {path.name: path.read_text() for path in told.iterdir()}
+    assert found == dict.fromkeys(("fork", "spawn", "forkserver", "its own"), "runs\nends\n")

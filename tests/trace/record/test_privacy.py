@@ -121,16 +121,21 @@ def test_nothing_that_is_left_out_is_written(records, level):
             assert len(ids) > len(params.logit_bias)
 
 
-@given(runs(max_steps=3), vocabularies, st.sampled_from((Privacy.NO_TEXT, Privacy.NO_TOKENS)))
-@settings(max_examples=10)
-def test_the_rest_survives_the_trip(records, vocabulary, privacy):
+@given(runs(max_steps=3), vocabularies, st.sampled_from([*Privacy, Privacy.EVERYTHING]), st.booleans(), st.randoms())
+@settings(max_examples=15)
+def test_the_rest_survives_the_trip_in_any_order(records, vocabulary, privacy, in_order, chance):
     """Only the run's header says that ids were left out: to lose them otherwise is damage."""
     run = dataclasses.replace(RUN, privacy=privacy)
     spans, decoder, unaware = encoded(records, run, vocabulary), Decoder(privacy), Decoder()
+    if not in_order:
+        chance.shuffle(spans)
     back = [record for span in spans for record in decoder.feed(span)] + decoder.flush()
     assert back == [strip(record, privacy) for record in records]
-    assert not decoder.faults.total
-    assert not decoder.vocabulary.pieces
+    assert (decoder.faults.total, decoder.lost) == (0, 0)
+    known = Vocabulary() if privacy else Vocabulary(vocabulary.pieces, vocabulary.special & vocabulary.pieces.keys())
+    for token in (token for record in records for part in record.requests for token in part.tokens()):
+        assert decoder.vocabulary.pieces.get(token) == known.pieces.get(token)
+        assert (token in decoder.vocabulary.special) == (token in known.special)
     assert run_info(resource_attributes(run)) == strip(run, privacy)
     unaware.feed(*spans)
     lost = privacy is Privacy.NO_TOKENS and any(span.name == "decode_step" for span in spans)

@@ -197,7 +197,7 @@ def test_zstd_without_a_library_is_one_line_before_anything_is_written(tmp_path,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_killed_writer_had_flushed_is_read(tmp_path, name):
+def test_what_a_killed_writer_had_flushed_is_read_and_it_leaves_no_lock(tmp_path, name):
     """kill -9, again and again, each at another moment."""
     records = [sample(number, ()) for number in range(400)]
     for turn in range(0, 50, 16):
@@ -214,6 +214,8 @@ def test_what_a_killed_writer_had_flushed_is_read(tmp_path, name):
         os.close(tells)
         for _ in range(1 + turn * 2):
             os.read(told, 1)
+        with pytest.raises(UserError, match="is being written by another process"):
+            CaptureWriter(path, RUN, Vocabulary())
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         known = 3 * (1 + turn * 2 + len(os.read(told, 1000)))
@@ -221,6 +223,8 @@ def test_what_a_killed_writer_had_flushed_is_read(tmp_path, name):
         steps = read_capture(path).history.steps
         assert steps == records[: len(steps)]
         assert len(steps) >= known
+        CaptureWriter(path, RUN, Vocabulary()).close()
+        assert {one.name for one in tmp_path.iterdir()} == {f"{at}-{name}" for at in range(0, turn + 1, 16)}
 
 
 # Spans of other services in the same file
