@@ -23,7 +23,7 @@ from specscope.analyze.table import NONE, Table, count, number, one_line, percen
 from specscope.trace.history.interval import IntervalMeans, cells, clock, counts, covered, notes
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.history.totals import ABOUT, shares
+from specscope.trace.history.totals import shares
 from specscope.trace.history.wording import ending, plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.params import SamplingParams
@@ -125,9 +125,7 @@ def undrafted(report: Report) -> list[Table]:
     if not report.undrafted:
         return []
     of = sum(report.undrafted.values())
-    rows = [
-        (ABOUT[reason], count(report.undrafted[reason]), percent(part)) for reason, part in shares(report.undrafted)
-    ]
+    rows = [(reason.about, count(report.undrafted[reason]), percent(part)) for reason, part in shares(report.undrafted)]
     note = f"share: of {plural(of, 'step')} without drafts, which are {undrafted_share(report)} decode steps."
     return [Table("Steps that drafted nothing", ("why", "steps", "share"), rows, note)]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from specscope.trace.history.totals import ABOUT as UNDRAFTED
+from specscope.trace.history.totals import Undrafted
 from specscope.trace.history.wording import SENTENCES
 from specscope.trace.record.draft_vocabulary import NOT_TOLD
 from specscope.trace.record.notes import SOURCES
@@ -30,7 +30,7 @@ def words() -> dict[str, Any]:
     by_key = {key.keys.split(",")[0]: key for key in KEYS}
     return {
         "sentences": SENTENCES,
-        "undrafted": {reason.value: text for reason, text in UNDRAFTED.items()},
+        "undrafted": {reason.value: reason.about for reason in Undrafted},
         "rules": RULES,
         "drawn": [DRAWN[kind] for kind in sorted(DRAWN)],
         "sources": SOURCES,

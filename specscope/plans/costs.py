@@ -100,10 +100,7 @@ def at(points: Sequence[CostPoint], rows: float) -> float:
 
 
 def read_costs(path: str, run: object, batch: int) -> Costs | None:
-    """Costs of a capture's engine at one batch from a file that the user names; None where it does not exist yet.
-
-    Raises UserError for another capture's. What a file leaves out is not checked, since costs may be made up.
-    """
+    """Costs of a capture's engine at one batch; None where the file does not exist. Raises UserError for another's."""
     try:
         costs = decoded(read_whole(path, "the costs", LARGEST), Costs)
     except FileNotFoundError:
@@ -113,7 +110,7 @@ def read_costs(path: str, run: object, batch: int) -> Costs | None:
     except ValueError:
         raise UserError(f"{path} holds no costs: name a file that --costs wrote, or a new file") from None
     for name, here in about_run(run).items():
-        if (there := costs.about.get(name, here)) != here:
+        if (there := costs.about.get(name, here)) != here:  # what is not told is not checked
             words = f"{name} {there or 'none'}, and the capture's is {here or 'none'}"
             raise UserError(f"{path} holds the costs of {words}")
     if batch != costs.batch:
@@ -122,7 +119,6 @@ def read_costs(path: str, run: object, batch: int) -> Costs | None:
 
 
 def about_run(run: object) -> dict[str, str]:
-    """What a costs file says about the models of a run."""
     return {name: getattr(run, name.replace(" ", "_")) for name in MODELS}
 
 

@@ -79,8 +79,9 @@ def lies_in_target(drafter: str) -> bool:
 
 
 Holds = Callable[[Any], bool]
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order in which they are looked for
-INDEX = ".index.json"  # behind the name: weights in several files, and which tensor lies in which
+INDEX = ".index.json"  # of weights in several files, and which tensor lies in which
+# In the order in which they are looked for
+WEIGHTS = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
 # Of MTP layers, and of whole models that have some
 MTP_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"  # at the top, where vLLM looks: j is what enters layer j
@@ -175,10 +176,7 @@ def check_head(folder: Path, unknown: Callable[[Mapping[str, Any]], str]) -> Non
 
 
 def check_kind(folder: Path, config: Mapping[str, Any], instead: str, *, runs: bool = True) -> None:
-    """Raises UserError for a head of a kind that does not run here, or of any kind where none `runs`.
-
-    `instead`: what is wanted.
-    """
+    """Raises UserError for a head of a kind that does not run here, or of any kind where none `runs`."""
     kind = _kind(folder, config)
     if kind is not None and kind.in_target:
         instead += f"; --drafter {kind.name} runs the modules in the target's checkpoint"
@@ -205,25 +203,20 @@ def _kind(folder: Path, config: Mapping[str, Any]) -> Kind | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Raises UserError where there are none."""
-    for name in WEIGHTS:
-        if (folder / name).is_file():
-            return [folder / name]
-        if (index := folder / (name + INDEX)).is_file():
-            return _indexed(index)
-    raise UserError(f"{folder} has neither {WEIGHTS[0]} nor {WEIGHTS[1]}, nor an index of several")
-
-
-def _indexed(index: Path) -> list[Path]:
-    """Raises UserError for files that are not there, or not in the index's folder."""
-    named = read_object(index).get("weight_map")
+    """Raises UserError where there are none, and for an index of files that are not in the folder."""
+    found = next((file for name in WEIGHTS if (file := folder / name).is_file()), None)
+    if found is None:
+        raise UserError(f"{folder} has neither {WEIGHTS[0]} nor {WEIGHTS[2]}, nor an index of several")
+    if not found.name.endswith(INDEX):
+        return [found]
+    named = read_object(found).get("weight_map")
     if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
-        raise UserError(f"{index} does not say in `weight_map` which tensor lies in which file")
+        raise UserError(f"{found} does not say in `weight_map` which tensor lies in which file")
     files = sorted(set(named.values()))
     for file in files:
-        if Path(file).name != file or not (index.parent / file).is_file():
-            raise UserError(f"{index} names {file!r}, which is not in its folder")
-    return [index.parent / file for file in files]
+        if Path(file).name != file or not (folder / file).is_file():
+            raise UserError(f"{found} names {file!r}, which is not in its folder")
+    return [folder / file for file in files]
 
 
 def _opened(folder: Path) -> Iterator[Any]:

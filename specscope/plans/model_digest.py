@@ -85,7 +85,6 @@ def _of_file(file: Path) -> str:
 
 
 def _contents(file: Path) -> str:
-    """A digest of the digests of the file's chunks."""
     with file.open("rb") as stream, ThreadPoolExecutor(THREADS) as pool:
         starts = range(0, os.fstat(stream.fileno()).st_size, CHUNK)
         return _hash(b"".join(pool.map(lambda start: _hash(os.pread(stream.fileno(), CHUNK, start)), starts))).hex()

@@ -103,8 +103,6 @@ TreePlan = StaticPlan | DynamicPlan
 
 
 class _VllmConfig(msgspec.Struct):
-    """The fields of vLLM's configuration that say how much is drafted."""
-
     method: str | None = None
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, lt=10**6)] | None = None
     speculative_token_tree: str | None = None

@@ -20,9 +20,6 @@ from specscope.trace.record.records import Absent, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.wire.capture import CaptureWriter
 
-Chosen = defaultdict[int, set[str]]  # of each step, the requests
-
-
 STRETCH = re.compile(r"(.+)@([0-9]{1,19})(?:(:)([0-9]{1,19})?)?")  # REQUEST@STEP, REQUEST@FIRST:LAST, REQUEST@FIRST:
 
 
@@ -41,14 +38,10 @@ class Extract:
 
 
 def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.EVERYTHING) -> Extract:
-    """The requests and steps that `places` name (REQUEST, REQUEST@STEP or REQUEST@FIRST:LAST).
-
-    Of an edited run, those on the path on which it stands. `privacy`: what is left out besides. Raises UserError for a
-    request or a step that is not there.
-    """
+    """What `places` name, on the path where the run stands, without more than `privacy` keeps. Raises UserError."""
     assert history.run is not None
-    parts: Chosen = defaultdict(set)
-    events: Chosen = defaultdict(set)  # admissions and ends
+    parts: defaultdict[int, set[str]] = defaultdict(set)  # of each step, the requests
+    events: defaultdict[int, set[str]] = defaultdict(set)  # admissions and ends
     counts: dict[str, int] = {}  # of all steps of each request
     for place in places:
         request, positions = _found(history, place)
@@ -98,10 +91,7 @@ def write_part(part: Extract, vocabulary: Vocabulary, path: str, existing: Exist
 
 
 def _found(history: History, place: str) -> tuple[RequestHistory, list[int]]:
-    """A request, and the positions in History.steps of its steps that a place names; both ends are included.
-
-    Raises UserError for a request that is not there, for steps that are not, and for a node.
-    """
+    """A request, and the positions in History.steps of the steps that a place names. Raises UserError."""
     named = None if place in history.requests else STRETCH.fullmatch(place)
     request, of_node = history.find(named[1] if named else place)
     if of_node.index is not None:

@@ -1,8 +1,7 @@
 """Files that the user names: text read line by line within bounds, and outputs that never overwrite another file.
 
-Outputs follow one rule. Where a person names the file, an output may replace an older one of its kind, and nothing
-else. What starts unattended never replaces a capture: it takes a new name. A file that is being written is locked, and
-the lock ends with its process.
+Where a person names the file, an output may replace an older one of its kind, and nothing else. What starts unattended
+takes a new name. A file that is being written is locked, and the lock ends with its process.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -62,17 +60,11 @@ class TakenError(UserError):
 
 
 def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tuple[int, str]]:
-    """(number, text) of each line of a text file; `-` is standard input. Holds one line at a time.
-
-    Raises UserError, with the number of the line where there is one.
-    """
+    """(number, text) of each line of a text file, one at a time; `-` is standard input. Raises UserError."""
     read = 0
     try:
         with _open(path) as raw, open_plain(raw, path) as file:
-            for number in count(1):
-                line = file.readline(LONGEST_LINE + 1)
-                if not line:
-                    return
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
                 read += len(line)
                 if len(line) > LONGEST_LINE:
                     raise UserError(f"{path}, line {number}: the line is longer than {LONGEST_LINE >> 20} MiB")
@@ -143,10 +135,7 @@ def check_output(
 
 
 def open_capture(path: Path, existing: Existing) -> tuple[Path, BinaryIO]:
-    """Open a capture for writing, empty, locked and private; gives the file and its name, which may be a new one.
-
-    Raises TakenError, and OSError as `open` does.
-    """
+    """An empty, locked and private file, and its name, which may be a new one. Raises TakenError, and OSError."""
     if existing is not Existing.NEW_NAME:
         return path, _open_empty(path, existing)
     for name in (path, *(path.with_stem(f"{path.stem}.{number}") for number in range(2, MOST_NAMES))):
@@ -284,7 +273,6 @@ class _Plain(io.RawIOBase):
 
 
 def reason(error: BaseException) -> str:
-    """Why it could not be read, in words."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return "its compressed data is damaged, or ends early"

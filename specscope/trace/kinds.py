@@ -1,7 +1,6 @@
-"""What a file is, by its content: the one place that says so, for every verb that is given a file.
+"""What a file is, by its start: the paths of the keys of its first JSON value, or how its lines are written.
 
-Only the start of a file is looked at: the paths of the keys of its first JSON value, or how its lines are written. And
-where its JSON documents end: one a line, or written over several lines, one after the other or in an array.
+And where its JSON documents end: one a line, or written over several lines, one after the other or in an array.
 """
 
 from __future__ import annotations
@@ -9,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import chain
 
 import msgspec
@@ -52,11 +52,7 @@ class FileKind:
         return UserError(f"{printable(name)} is {self.words}{other}: {use}")
 
 
-def _kinds(reader: ReadAs) -> Callable[[str], FileKind]:
-    return lambda words: FileKind(words, reader)
-
-
-traced, watched, unread = map(_kinds, (ReadAs.CAPTURES, ReadAs.WATCH, ReadAs.NONE))
+traced, watched, unread = (partial(FileKind, reader=each) for each in (ReadAs.CAPTURES, ReadAs.WATCH, ReadAs.NONE))
 CAPTURE = traced("a capture")
 PROMPT_FILE = FileKind("a file of prompts", ReadAs.PROMPTS)
 PROMPT_TABLE = FileKind("a table of prompts", ReadAs.PROMPTS)
@@ -206,7 +202,6 @@ def is_array(text: str) -> bool:
 
 
 def kind_of(start: bytes) -> FileKind | None:
-    """The kind of a file with this start; None where it is not known."""
     for kind, member in _IN_ZIP:
         if member.match(start):
             return kind

@@ -159,10 +159,7 @@ class Metrics(Collector):
         return encode(self.registry), kind
 
     def serve_prometheus(self, port: int, host: str = "127.0.0.1") -> int:
-        """Serve the page over HTTP until `close`; port 0 takes any free one. Returns the port.
-
-        Raises UserError where the port cannot be used.
-        """
+        """Serve the page over HTTP until `close`; port 0 takes any free one. Returns the port. Raises UserError."""
         try:
             server, _ = start_http_server(port, host, self.registry)
         except (OSError, OverflowError):
@@ -212,11 +209,7 @@ class _Running:
 
 
 class Histograms:
-    """A sink: call it with each StepRecord of the run. Its histograms are in `registry`, and can be read there.
-
-    `labels`: those of every series. `ratio`: the share of requests whose spans are sent, None where all are; others
-    are no exemplars.
-    """
+    """A sink whose histograms are in `registry`, with these `labels`. `ratio`: as of Metrics."""
 
     def __init__(self, registry: CollectorRegistry, labels: dict[str, str], run: RunInfo, ratio: float | None) -> None:
         self._histograms = {

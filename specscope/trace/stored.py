@@ -23,18 +23,9 @@ PIECE, LONGEST_NAME = 2**20, 2**11  # bytes of a file that are looked at togethe
 # What the address of a trace ends with: a page of Jaeger, or the API of Jaeger or Tempo
 _TRACE = re.compile(r"(?P<root>.*)/(?P<what>trace|api/(?:v[23]/)?traces)/(?P<id>[0-9a-fA-F]{1,32})/?")
 _PLACE = re.compile(r".+@[0-9]+(?::[0-9]*)?(?:/[0-9]+)?")  # a step of a request, or several
-# The APIs that may answer for each, the best one first: by the oldest, Jaeger gives arrays as text
-_APIS = {
-    "trace": ("api/v3/traces", "api/traces"),
-    "api/v3/traces": ("api/v3/traces", "api/traces"),
-    "api/traces": ("api/v3/traces", "api/traces"),
-    "api/v2/traces": ("api/v2/traces", "api/traces"),
-}
 
 
 class StoreAddress(str):
-    """The address of a trace, as people copy it from their browser."""
-
     trace: str  # its id, as given
     place: str  # what follows # where that names a step, as of a file; "" for none
     apis: tuple[str, ...]  # URLs that its id follows, with the login
@@ -63,7 +54,8 @@ class StoreAddress(str):
         root = parts._replace(path=known["root"], query="", fragment="").geturl()
         address.trace = known["id"].lower()
         address.place = parts.fragment if _PLACE.fullmatch(parts.fragment) else ""  # else it is the page's
-        address.apis = tuple(f"{root}/{api}/" for api in _APIS[known["what"]])
+        best = "api/v2/traces" if known["what"] == "api/v2/traces" else "api/v3/traces"  # Tempo's, or Jaeger's
+        address.apis = tuple(f"{root}/{api}/" for api in (best, "api/traces"))  # by the latter arrays come as text
         address.query = f"?{parts.query}" if parts.query and known["what"] != "trace" else ""
         return address
 
@@ -109,7 +101,6 @@ _SPAN = re.compile(rb'"span_?[iI][dD]"\s*:\s*"([^"]{1,32})"')
 
 
 def runs_in(content: bytes) -> list[str]:
-    """The ids of the runs that a part of a file names, in their order."""
     names: dict[str, None] = {}
     for match in _RUN.finditer(content):
         name = match[1] or content[match.end() : match.end() + match[2][0]]
@@ -140,11 +131,11 @@ def _in_messages(content: BinaryIO, name: str) -> dict[str, None]:
     """The runs of a file of OTLP protobuf, whose messages may each be compressed."""
     from specscope.trace.wire.otlp_proto import messages
 
-    found: list[str] = []
+    found: dict[str, None] = {}
     for _, held in messages(content, name, lambda *_: None):
-        told = () if isinstance(held, bytes) else (resource.get("specscope.run.id") for resource, _ in held)
-        found += runs_in(held) if isinstance(held, bytes) else [run for run in told if isinstance(run, str)]
-    return dict.fromkeys(found)
+        runs = runs_in(held) if isinstance(held, bytes) else [each.get("specscope.run.id") for each, _ in held]
+        found |= {run: None for run in runs if isinstance(run, str)}
+    return found
 
 
 def as_runs(captures: Sequence[str]) -> list[str]:

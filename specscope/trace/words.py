@@ -32,10 +32,7 @@ PROMPT_CHARS = 400  # of a list
 
 
 class StepFacts(Mapping[str, object]):
-    """A request's part in a step, or a node of it: the fields by name, each looked up when it is asked for.
-
-    Without a part (the request was preempted, or has ended) there are only the engine's own fields.
-    """
+    """A request's part in a step, or a node of it, field by field; without a part, the engine's own fields alone."""
 
     def __init__(
         self, record: StepRecord, request: str, part: RequestStep | None, history: History, node: int | None = None
@@ -69,7 +66,6 @@ class StepFacts(Mapping[str, object]):
 
     @property
     def verdict(self) -> Verdict | None:
-        """None for a prefill chunk."""
         return self.step.verdict
 
     @cached_property
@@ -78,7 +74,6 @@ class StepFacts(Mapping[str, object]):
         return PlaceView(self.step, ROOT if self.node is None else int(self.step.tree.parent[self.node]))
 
     def _request(self) -> tuple[RequestHistory, int] | tuple[None, None]:
-        """The request, and the place of this step among its steps."""
         request = self.history.requests.get(self.name)
         place = None if request is None or self.part is None else request.place_of(self.part.index)
         return (None, None) if request is None or place is None else (request, place)

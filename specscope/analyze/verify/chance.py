@@ -215,7 +215,7 @@ def statistical_checks(c: Columns, alpha: float) -> list[Finding]:
     outcome say nothing about chance.
     """
     families = [*_decisions(c), *_draws(c), *_coins(c)]
-    if c.run is not None and c.run.by_outcome:
+    if c.run is not None and "keep " in c.run.sampling:
         families = [replace(family, lacking=BY_OUTCOME, sums={}) for family in families]
     judged = [family for family in families if family.judged]
     failed = iter(holm([family.p_value for family in judged], alpha))

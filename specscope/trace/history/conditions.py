@@ -83,8 +83,6 @@ class Expression:
 
 
 class _Check(ast.NodeVisitor):
-    """Refuses whatever is not in the language, with its column."""
-
     def __init__(self, text: str, names: Mapping[str, type]) -> None:
         self.text = text
         self.names = names
@@ -182,8 +180,6 @@ def depth_rate(depth: int) -> str:
 
 
 class Way(StrEnum):
-    """What is asked of a figure."""
-
     BELOW = "<"
     ABOVE = ">"
     DROPS = "drops"
@@ -227,10 +223,7 @@ _DEPTH = re.compile(r"depth ([1-9][0-9]{0,2})( rate)?", re.ASCII)
 
 
 def parse_thresholds(text: str, figures: Collection[str], *, grouped: str) -> list[Threshold]:
-    """The conditions of a text. Raises UserError.
-
-    `figures`: those that the verb has, besides the rates by depth. `grouped`: a pattern of names of further ones.
-    """
+    """Raises UserError. `figures`: the verb's, besides rates by depth; `grouped`: a pattern of further names."""
     parts = _NEXT.sub(r"\1\n", text.replace("\n", " ")).split("\n")
     try:
         return [_parse(part.strip(), figures, grouped) for part in parts]

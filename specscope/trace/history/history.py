@@ -35,7 +35,6 @@ def weight(record: StepRecord) -> int:
 
 
 def _own_weight(record: StepRecord) -> int:
-    """Those without its requests' parts."""
     aggregate = record.aggregate
     depths = 0 if aggregate is None else len(aggregate.accepted_at) + len(aggregate.proposed_at)
     size = 3000 + 40 * depths + 200 * (len(record.phases) + len(record.passes)) + 100 * len(record.preempted)
@@ -53,7 +52,7 @@ class PlaceName:
 
 
 def read_place(text: str) -> PlaceName:
-    """Read REQUEST, REQUEST@STEP or REQUEST@STEP/NODE; anything that is not the latter two is a request's name."""
+    """REQUEST@STEP or REQUEST@STEP/NODE; anything else is a request's name."""
     name, sign, rest = text.rpartition("@")
     index, slash, node = rest.partition("/")
     if not sign or not name or whole(index) is None or (slash and whole(node) is None):
@@ -70,7 +69,6 @@ class RecentSteps:
         self._bytes = 0
 
     def append(self, record: StepRecord) -> None:
-        """Where there is no room, the oldest are dropped."""
         self._records.append((record, weight(record)))
         self._bytes += self._records[-1][1]
         while len(self._records) > self._limit or self._bytes > self._limit_bytes:
@@ -81,8 +79,9 @@ class RecentSteps:
 
     def take(self) -> Iterator[StepRecord]:
         """All records, oldest first; the buffer is emptied."""
-        every, self._records, self._bytes = self._records, deque(), 0
-        return iter([record for record, _ in every])
+        every = iter(self)
+        self._records, self._bytes = deque(), 0
+        return every
 
 
 @dataclass
@@ -168,11 +167,7 @@ class RequestHistory:
         return sum(step.found for step in self.steps)
 
     def before(self, place: int, limit: int) -> list[int]:
-        """The last tokens before the step at `place` in `steps`, at most `limit`: the prompt's, and the output so far.
-
-        Where the first steps are missing and the text between the prompt and the rest is not known, the prompt is left
-        out.
-        """
+        """At most `limit` tokens before the step at `place` in `steps`; not the prompt's where a gap follows it."""
         tail: list[int] = []
         while place > 0 and len(tail) < limit:
             place -= 1
@@ -183,10 +178,7 @@ class RequestHistory:
         return tail[-limit:]
 
     def earlier(self) -> list[int] | None:
-        """The output before the first of `steps`, where that is not the request's first; None where it is not known.
-
-        Its end tells the whole output, and the first step's position how much of it comes before.
-        """
+        """The output before the first of `steps`, from what its end tells; None where it is not known."""
         if not self.steps or not self.steps[0].index:
             return []
         first = next((step for step in self.steps if step.verdict is not None), None)
@@ -197,7 +189,6 @@ class RequestHistory:
         return output[:count] if count >= 0 and output[count : count + first.emitted] == first.output() else None
 
     def output_text(self, vocabulary: Vocabulary) -> str:
-        """The output as text, cut at the stop string where one matched."""
         tokens = [token for token, _ in self.output()]
         return vocabulary.text(tokens) if self.end is None else self.end.text(tokens, vocabulary)
 
@@ -272,7 +263,7 @@ class History:
 
     @property
     def figures_note(self) -> str:
-        """A remark on requests of which there is no step; "" for none."""
+        """A remark on requests without steps; "" for none."""
         count, requests = self.without_steps, len(self.requests)
         alone = "requests" if self.figures_only else f"{count:,} of {requests:,} requests"
         lacks = "no steps, so no trees, phases, text or questions"
@@ -293,9 +284,9 @@ class History:
 
     def append(self, record: StepRecord) -> None:
         """Take one more step, which may begin a branch: then the history goes back to where that does."""
-        is_new = record.step not in self._known
-        record = self._stored(record) if is_new else self._known[record.step]  # a step that comes out again is equal
-        if is_new:
+        known = self._known.get(record.step)  # a step that comes out again is equal
+        record = known or self._stored(record)
+        if known is None:
             if record.after is not None:
                 self.branches[record.branch] = Branch(record.branch, record.step, record.after)
             self._last[record.branch] = record.step
@@ -320,7 +311,6 @@ class History:
         return stored
 
     def take(self, message: StepRecord | Moved) -> None:
-        """Take what a bus hands its followers: a record, or a move."""
         if isinstance(message, Moved):
             self.move(message.step)
         else:
@@ -436,7 +426,6 @@ class History:
             request.info = request.info or infos[name]
 
     def request(self, name: str) -> RequestHistory:
-        """The request of that id, created where it is new."""
         if name not in self.requests:
             self.requests[name] = request = RequestHistory(name, parts=self.parts, first=len(self.steps))
             request.totals = RunningTotals(partial(self._of_request, request))
@@ -447,11 +436,9 @@ class History:
         place = PlaceName(reference) if reference in self.requests else read_place(reference)
         if place.request in self.requests:
             return self.requests[place.request], place
-        name, sign, _ = reference.rpartition("@")
-        if sign and name in self.requests:
-            raise UserError(
-                f"{short(reference)}: write a step number after @ and a node number after /, such as r3@17/4"
-            )
+        if reference.rpartition("@")[0] in self.requests:
+            how = "write a step number after @ and a node number after /, such as r3@17/4"
+            raise UserError(f"{short(reference)}: {how}")
         known = ", ".join([*map(short, list(self.requests)[:4]), *(["..."] if len(self.requests) > 4 else [])])
         raise UserError(f"there is no request {short(place.request)}; there are: {known or 'none'}")
 
@@ -468,7 +455,6 @@ class History:
         return self._totals(request).upto(position)
 
     def undrafted_at(self, position: int, request: str | None) -> Counter[Undrafted]:
-        """Why steps up to and with it drafted nothing: of one request, or of all."""
         totals = self._totals(request)
         return totals.undrafted_upto(totals.count(position))
 
@@ -483,17 +469,12 @@ class History:
         return mean_tau(each), sum(sums.tau is not None for sums in each)
 
     def lengths_at(self, position: int, request: str | None, width: int) -> tuple[list[float | None], int]:
-        """Mean acceptance length in at most `width` buckets, and the steps in a bucket.
-
-        Buckets hold a power of two of steps, so that they stay where they are while the run grows.
-        """
+        """Mean acceptance length in at most `width` buckets, and the steps in each: a power of two, so they stay."""
         totals = self._totals(request)
         count = totals.count(position)
         if count <= 0 or width <= 0:
             return [], 1
-        size = 1
-        while -(-count // size) > width:
-            size *= 2
+        size = 1 << (-(-count // width) - 1).bit_length()
         ranges = [(start, min(start + size, count)) for start in range(0, count, size)]
         taus = [totals.tau(*each) for each in ranges]
         for place, each in enumerate(ranges if request is None and self.counts_only else ()):
@@ -513,7 +494,6 @@ class History:
         return (emitted(position + 1) - emitted(begin)) * 1e9 / elapsed if elapsed > 0 else None
 
     def elapsed_at(self, position: int) -> float:
-        """Seconds from the start of the first step to the end of the step at a position."""
         known = 0 <= position < len(self.steps)
         return max(self.steps[position].end_ns - self.steps[0].start_ns, 0) / 1e9 if known else 0.0
 

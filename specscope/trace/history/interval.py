@@ -88,7 +88,6 @@ def interval_record(step: int, start_ns: int, end_ns: int, aggregate: Aggregate)
 
 
 def counts_run(source: str, target: str) -> RunInfo:
-    """The RunInfo of a run of intervals, filled as far as it is known."""
     unknown: dict[str, Any] = dict.fromkeys(("revision", "drafter", "draft_model", "tree", "device", "dtype"), "")
     unknown |= dict.fromkeys(("seed", "max_context", "blocks"), 0) | {"eos_tokens": (), "block_size": 1, "params": {}}
     versions = {"specscope": specscope.__version__}
@@ -167,7 +166,6 @@ def covered(spans: Iterable[tuple[int, int]]) -> float:
 
 
 def clock(ns: int) -> str:
-    """The local time of day."""
     try:
         return f"{datetime.fromtimestamp(ns // 10**9):%H:%M:%S}"
     except (OverflowError, OSError, ValueError):  # beyond the year 9999

@@ -85,7 +85,6 @@ def loops_of(request: Sequence[RequestStep]) -> Loops:
 
 
 def together(parts: Iterable[Loops]) -> Loops:
-    """The loops of several requests, added up."""
     every, rest = list(parts), Acceptance()
     for part in every:
         rest.merge(part.rest)

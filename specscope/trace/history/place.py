@@ -1,8 +1,7 @@
 """A token at a place of a tree: what target and drafter gave it there, and how it was decided, from a step's evidence.
 
-Every reader (`why`, trees, screens, the console, conditions) asks here. What the evidence does not hold is None.
-`why` says in sentences why a token was rejected, kept or never tried: each only where the evidence supports it. The
-first is the headline that screens show. The sentences stand in sentences.json, which the page fills in as this does.
+What the evidence does not hold is None. `why` says in sentences why a token was rejected, kept or never tried, where
+the evidence supports it; the first is the headline. They stand in sentences.json, which the page fills in, too.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ class TopToken(NamedTuple):
 
 
 class PlaceView:
-    """One token below one parent of a tree: a node, the final token, or another. Made by `at`, `end` and `of`.
-
-    The place is known whole where the parent was tried and the evidence is full.
-    """
+    """A token below a parent of a tree: a node, the final token, or another. Made by `at`, `end` and `of`."""
 
     def __init__(
         self,
@@ -223,10 +219,7 @@ def ended_by(step: RequestStep) -> int:
 
 
 def draft_ps(step: RequestStep) -> list[float | None]:
-    """[n] the drafter's own probability of each node, before sampling rules.
-
-    None where it is no model, where a text alone has the node, and where the node was drawn: q tells of that.
-    """
+    """[n] the drafter's own probability before sampling rules; None where no model drafted it or it was drawn by q."""
     if step.notes is None:
         return [None] * len(step.tree)
     untold = step.tree.drawn != Drawn.DETERMINISTIC
@@ -237,10 +230,7 @@ def draft_ps(step: RequestStep) -> list[float | None]:
 
 @dataclass(frozen=True)
 class Ratios:
-    """The ratios of the n nodes of a tree, which block verification and traversal go by; 0 at those not tried.
-
-    They follow from p and q as tried and from the masses that rejected siblings left: speculate/verify/traversal.py.
-    """
+    """The ratios of n nodes, by which block and traversal go (speculate/verify/traversal.py); 0 at those not tried."""
 
     parent: Doubles  # [n] what was left of the parent's ratio when the node came up
     own: Doubles  # [n] the node's own then
@@ -248,7 +238,6 @@ class Ratios:
 
 
 def ratios(tree: DraftTree, verdict: Verdict) -> Ratios:
-    """The ratios of a step under a rule that looks ahead."""
     n = len(tree)
     parent, own_ratio, left = np.zeros((3, n + 1))  # the root comes last: its index is -1
     left[-1] = 1.0
@@ -289,10 +278,7 @@ def why(history: History, step: RequestStep, node: int) -> list[str]:
 
 
 def why_step(history: History, record: StepRecord, step: RequestStep) -> list[str]:
-    """The step's path in a sentence, then why it ended: the node that ended it, or the final token.
-
-    `record`: the engine's step, which may know why nothing was drafted.
-    """
+    """The step's path in a sentence, then why it ended. `record` may know why nothing was drafted."""
     verdict, tree = step.verdict, step.tree
     if verdict is None:
         return [said("prefill", tokens=plural(step.prefill_tokens, "token"))]

@@ -150,7 +150,6 @@ class Acceptance:
 
     @property
     def tau(self) -> float | None:
-        """Mean acceptance length, the bonus or recovered token included."""
         return 1 + self.accepted / self.drafts if self.drafts and self.knows("drafts", "accepted") else None
 
     @property
@@ -163,24 +162,20 @@ class Acceptance:
 
     @property
     def depth_rate(self) -> float | None:
-        """Accepted / depth: the share of the deepest possible path that was accepted."""
         return None if self.aggregates else _ratio(self.accepted, self.depth)
 
     @property
     def per_position(self) -> list[float | None]:
-        """r_d as vLLM reports it: accepted at depth d / drafts. None at a depth that no draft proposed."""
         known = self.knows("proposed_at")
         return [None if known and not p else a / self.drafts for a, p in self._pairs("proposed_at")]
 
     @property
     def per_position_corrected(self) -> list[float | None]:
-        """Accepted at depth d / drafts that proposed depth d. None where none did, or it is not told how many."""
         known = self.knows("proposed_at")
         return [_ratio(a, p) if known else None for a, p in self._pairs("proposed_at")]
 
     @property
     def conditional(self) -> list[float | None]:
-        """c_d: accepted at depth d / drafts that came to a trial at depth d. None where none came so far."""
         known = self.knows("tried_at")
         return [_ratio(a, t) if known else None for a, t in self._pairs("tried_at")]
 

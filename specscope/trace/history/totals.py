@@ -46,9 +46,6 @@ class Undrafted(StrEnum):
     UNKNOWN = "unknown", "not recorded"
 
 
-ABOUT = {reason: reason.about for reason in Undrafted}
-
-
 def why_undrafted(run: RunInfo | None, record: StepRecord, part: RequestStep) -> Undrafted | None:
     """Why this request's step drafted nothing; None where it did, and for a prefill chunk without a verdict."""
     counts = StepCounts.of(part)
@@ -115,10 +112,7 @@ Item = tuple[Iterable[Counted], Iterable[Undrafted | None]]
 
 
 class RunningTotals:
-    """Sums after each item (an engine step, or a step of one request); row 0 is before the first.
-
-    A row is summed when it is first asked for: what only reads a run asks for none.
-    """
+    """Sums after each item (a step of the engine or of one request), made when first asked for; row 0 is before all."""
 
     def __init__(self, counted: Callable[[int], Item] = lambda number: ((), ())) -> None:
         """`counted`: gives an item by its number."""
@@ -131,7 +125,6 @@ class RunningTotals:
         del self._rows[len(self.positions) + 1 :]
 
     def _row(self, count: int) -> array[int]:
-        """After so many items."""
         rows, known = self._rows, min(count, len(self._rows) - 1)
         row = rows[known]
         reasons, total = row[:OWN], Acceptance.of(row[OWN:]) if known < count else Acceptance()
@@ -183,10 +176,7 @@ class _Sums:
 
 
 class RequestTally:
-    """Takes a run's records in order, and gives the figures of requests that end.
-
-    Where the run goes back, requests that were under way have none.
-    """
+    """Takes a run's records in order, and gives the figures of requests that end, but of none that a rewind met."""
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run

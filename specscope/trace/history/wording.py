@@ -73,12 +73,7 @@ def failures(ends: Iterable[RequestEnd | None]) -> list[str]:
 
 
 def acceptance(step: RequestStep, *, short: bool = False) -> str:
-    """`2 of 16 nodes, depth 2 of 5`: how much of a step's tree was accepted, in nodes and in depth.
-
-    One node is accepted per level, so the two first numbers agree; what they are out of differs unless the tree is a
-    chain. `nothing drafted` for an empty tree, `prefill of 12 tokens` for a step without a verdict. `short`: with a
-    stroke for `of`, where there is little room.
-    """
+    """`2 of 16 nodes, depth 2 of 5`, `nothing drafted` or `prefill of 12 tokens`. `short`: with a stroke for `of`."""
     if step.verdict is None:
         return f"prefill of {plural(step.prefill_tokens, 'token')}"
     if not len(step.tree):
@@ -103,7 +98,6 @@ def about_sizing(step: RequestStep) -> str:
 
 
 def about_method(notes: MethodNotes) -> list[str]:
-    """What a drafter's method notes about a tree as a whole."""
     counts = zip(SOURCES, np.bincount(notes.source, minlength=len(SOURCES)).tolist(), strict=True)
     by = ", ".join(f"{name} {count}" for name, count in counts if count)
     often = f", {notes.match_count} times" if notes.match_count else ""

@@ -123,10 +123,7 @@ def draft_tokens(run: RunInfo | None) -> Ints | None:
 
 
 def draft_id(run: RunInfo | None, token: int) -> int | None:
-    """The drafter's own number of a target's token: None where it has none; the same where nothing is reduced.
-
-    Not to be asked where the vocabulary is reduced and not told.
-    """
+    """The drafter's number of a target's token; None for none. Not to be asked where the vocabulary is not told."""
     known = draft_tokens(run)
     if known is None:
         return token

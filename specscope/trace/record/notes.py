@@ -40,10 +40,7 @@ Source = Annotated[int, Meta(ge=0, lt=len(SOURCES), title="0, 1 or 2")]
 
 @dataclass(frozen=True, eq=False)
 class DraftNotes(ArrayEq):
-    """What a drafter that is a model thought of its tree, and what it left out. Filled by tree_builder.py.
-
-    Dropped nodes are those that re-ranking left out (EAGLE-2); they are numbered on after the n nodes of the tree.
-    """
+    """What a drafter that is a model thought of its tree, and what it left out. Filled by tree_builder.py."""
 
     PREFIX: ClassVar = "specscope.draft."
     prob: NodeProbs  # the drafter's probability of the node's token at its parent; 0 where only a text has the node

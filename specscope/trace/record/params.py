@@ -128,10 +128,7 @@ TokenId = Annotated[int, Meta(ge=0, le=MOST_TOKENS, description="a token id, 0 o
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request is sampled. All of it shapes the distribution p that verification uses.
-
-    The annotations are the schema: raises UserError, naming the field, when a value is out of range.
-    """
+    """How a request is sampled: all that shapes p. Raises UserError, naming the field, for a value out of range."""
 
     # at 0 p is one-hot at the largest logit
     temperature: Annotated[
@@ -275,7 +272,6 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; `from_dict` reads them back to an equal object."""
         values = dataclasses.asdict(self)
         values["logit_bias"] = {str(token): value for token, value in self.logit_bias.items()}
         values["stop"], values["stop_token_ids"] = list(self.stop), list(self.stop_token_ids)
@@ -327,10 +323,7 @@ NO_SEED = ("seed", "none")  # a label of an engine that drew one itself
 
 
 def unknown_limits(params: SamplingParams, labels: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of the limits that a request of another engine has.
-
-    Of a form each engine makes a grammar of its own: the white space that it allows, for one, is another.
-    """
+    """The limits of a request of another engine; a form is always one: each engine makes a grammar of its own of it."""
     form = params.structured_outputs is not None
     untold = untold_limits(params)
     return tuple(name for name in LIMITS if name in labels or name in untold or (form and name == FORM))

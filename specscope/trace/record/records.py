@@ -51,6 +51,7 @@ from specscope.trace.record.vocabulary import Vocabulary, stop_begins
 
 EosTokens = Annotated[tuple[Token, ...], Meta(max_length=4096)]
 Layers = Annotated[tuple[Name, ...], Meta(max_length=1024)]
+DeviceTimes = Annotated[tuple[Time, ...], Meta(max_length=64)]
 TraceParent = Annotated[str, Meta(pattern="^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?$", title="text")]
 
 
@@ -181,7 +182,6 @@ class Verdict(ArrayEq):
         return np.flatnonzero(np.concatenate([nodes, final])).tolist()
 
     def origins(self) -> list[Origin]:
-        """The origin of each token that the step committed: accepted ones, then the final one."""
         return [Origin.ACCEPTED] * len(self.path) + [Origin(self.kind.value)]
 
 
@@ -208,9 +208,7 @@ class RequestStep(ArrayEq):
     tree: DraftTree  # empty where nothing was drafted
     verdict: Verdict | None  # None for a prefill chunk that did not reach the end of the prompt
     emitted: Counted  # committed tokens that became output, after EOS, stop and length truncation
-    notes: DraftNotes | None = field(
-        default_factory=lambda: None
-    )  # None where the drafter is no model, or nothing was drafted
+    notes: DraftNotes | None = empty()  # None where the drafter is no model, or nothing was drafted
     # why the tree has this size: costs decided it, in older captures, or another engine left drafts out
     sizing: Annotated[str, Wire(Short, name="draft.sizing")] = field(default_factory=str)
     # what came before it; None for a prefill chunk, and in captures of before
@@ -304,9 +302,7 @@ class RequestInfo(ArrayEq):
     prompt_tokens: Annotated[TokenIds, Wire(Token, "prompt", told=Told.ALWAYS)]  # its tokens
     # how it is sampled
     params: Annotated[
-        SamplingParams,
-        Withheld(Privacy.NO_TEXT, SamplingParams.kept),
-        Wire(SamplingParams, form=WireForm.JSON, most=MAX_TEXT),
+        SamplingParams, Withheld(Privacy.NO_TEXT, SamplingParams.kept), Wire(form=WireForm.JSON, most=MAX_TEXT)
     ]
     # whatever else the prompt line held, `kind` for one; of other engines, what there is no parameter for
     labels: Annotated[
@@ -393,12 +389,9 @@ class Flight:
 
 @dataclass(frozen=True)
 class Absent:
-    """What happened in a step and is not in its file. Filled while that is read.
+    """What happened in a step and is not in its file. Filled while that is read."""
 
-    Where `requests` is None, the file does not say how many others there were, nor anything else of the engine.
-    """
-
-    requests: int | None = 0  # that took part
+    requests: int | None = 0  # that took part; None: not told, nor anything else of the engine
     names: tuple[str, ...] = ()  # theirs, where the engine step's span is there
     engine: bool = False  # that span is not: passes, flight and device times are not known
     steps: int = 0  # engine steps between the one before in the file and this one, sampled ones left out
@@ -429,9 +422,7 @@ class StepRecord(ArrayEq):
     # the drafter's own passes, inside the phase `draft`
     passes: Annotated[tuple[Phase, ...], Wire(name="pass.", form=WireForm.BY_HAND)] = ()
     # of older captures, on a GPU: what the phases of the step before took there
-    device_ns: Annotated[
-        tuple[int, ...], Wire(Annotated[tuple[Time, ...], Meta(max_length=64)], name="phase.device_ns")
-    ] = ()
+    device_ns: Annotated[tuple[int, ...], Wire(DeviceTimes, name="phase.device_ns")] = ()
     branch: Counted = 0  # a branch begins where the engine went back and something was then different
     # drafts that it might verify at most, over all requests; None where there is no limit
     budget: Annotated[int | None, Wire(Count | None)] = None
@@ -553,16 +544,6 @@ class RunInfo:
     def tells_tokens(self) -> bool:
         """Whether token ids are; else each is NO_TOKEN."""
         return self.privacy < Privacy.NO_TOKENS
-
-    @property
-    def by_outcome(self) -> bool:
-        """Whether requests were kept for what became of them: such a sample is not a fair one."""
-        return "keep " in self.sampling
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether trees follow step costs: a step drafts what pays, or nothing."""
-        return bool(self.costs)
 
     @property
     def is_ours(self) -> bool:

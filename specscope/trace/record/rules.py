@@ -92,10 +92,7 @@ def near(p: NDArray[Any], border: NDArray[Any], dtype: str) -> NDArray[np.bool_]
 
 
 def near_draw(coin: NDArray[Any], margin: NDArray[Any], dtype: str) -> NDArray[np.bool_]:
-    """The same of a draw: whether a coin is near the next token's interval, which is so far away on one of its sides.
-
-    Where the coin is not known, it is taken for 1/2, where log odds move least.
-    """
+    """The same of a draw: the next token's interval is `margin` away on one side. A coin not known is taken for 1/2."""
     known = np.where((coin > 0) & (coin < 1), coin, 0.5)
     sides = [np.clip(known + way * margin, 0, 1) for way in (-1, 1)]
     close: NDArray[np.bool_] = (margin < 1) & np.any([near(side, known, dtype) for side in sides], axis=0)

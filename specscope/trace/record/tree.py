@@ -36,10 +36,7 @@ class Drawn(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class DraftTree(ArrayEq):
-    """Drafted tokens as arrays over nodes in draw order, parents before children. Filled by a drafter.
-
-    The root (the last committed token) is not a node. A chain is a tree with one child a node.
-    """
+    """Drafted tokens as arrays over nodes in draw order, parents before children. Filled by a drafter."""
 
     PREFIX: ClassVar = "specscope.tree."
     token: Annotated[TokenIds, Wire(Token, "n")]  # drafted token ids
@@ -73,7 +70,6 @@ class DraftTree(ArrayEq):
         return mask
 
     def children(self, node: int) -> list[int]:
-        """The children of a node (or of ROOT), in draw order."""
         return np.flatnonzero(self.parent == node).tolist()
 
     def path_to(self, node: int) -> list[int]:

@@ -18,10 +18,7 @@ def token_id(token: int) -> str:
 
 @dataclass
 class Vocabulary:
-    """What each token id stands for.
-
-    A live run knows every piece; one read from a capture knows those that appeared in it.
-    """
+    """What each token id stands for: of a live run all, of a capture those that appeared in it."""
 
     pieces: dict[int, bytes] = field(default_factory=dict)  # id -> bytes; filled by model/loader or a reader
     special: set[int] = field(default_factory=set)  # ids that are markup, not text: shown, but not part of output
@@ -86,10 +83,7 @@ STANDARD_INPUT = "standard input"  # in messages
 
 
 def shell_word(text: str) -> str:
-    """The text as one word of a suggested shell command: nothing in it is run where that is pasted.
-
-    What came through a pipe has no name there: FILE stands for it.
-    """
+    """The text as a word of a suggested shell command: nothing in it is run. FILE is what came through a pipe."""
     place = text.removeprefix(STANDARD_INPUT)
     return printable(shlex.quote(text if place == text else f"FILE{place}"))
 
@@ -107,14 +101,10 @@ def unescape(text: str) -> bytes:
     return _ESCAPED.sub(lambda match: bytes([int(match[1][1:], 16)]) if match[1][:1] == b"x" else b"\\", text.encode())
 
 
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's map between bytes and printable characters: printable Latin-1 stays, the rest move to U+0100 on."""
-    unmoved = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    moved = [b for b in range(256) if b not in unmoved]
-    return {chr(b): b for b in unmoved} | {chr(256 + i): b for i, b in enumerate(moved)}
-
-
-_BYTES = _byte_of_character()
+# GPT-2's map between bytes and printable characters: printable Latin-1 stays, the rest move to U+0100 on
+_UNMOVED = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_MOVED = [byte for byte in range(256) if byte not in _UNMOVED]
+_BYTES = {chr(byte): byte for byte in _UNMOVED} | {chr(256 + place): byte for place, byte in enumerate(_MOVED)}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 

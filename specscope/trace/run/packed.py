@@ -59,7 +59,6 @@ class FieldColumns:
         self.ends: dict[str, Longs] = {}  # where each begins, and where the last ends; arrays over the same share them
 
     def add(self, name: str, flat: NDArray[Any], counts: NDArray[np.integer], shapes: Longs | None = None) -> None:
-        """An array of each record, end to end."""
         ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self.ends[name] = next((same for same in self.ends.values() if np.array_equal(same, ends)), ends)
         self.arrays[name] = flat
@@ -224,7 +223,6 @@ class Picked:
         return np.where(places < 0, 0, ends[places + 1] - ends[places]) if len(ends) > 1 else np.zeros(len(places), int)
 
     def values(self, held: str, name: str) -> NDArray[Any]:
-        """The values of an array at all steps, end to end."""
         places, table = self.there(held), self.table(held)
         ends, column = table.ends[name], table.arrays[name]
         if len(places) and places[-1] - places[0] == len(places) - 1 and (np.diff(places) == 1).all():

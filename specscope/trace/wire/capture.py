@@ -47,9 +47,7 @@ def _value(value: Any) -> dict[str, Any]:  # noqa: ANN401
         return {"arrayValue": {"values": _numbers(value, b'{"doubleValue":', b"}")}}
     if kinds == {int}:
         return {"arrayValue": {"values": _numbers(value, b'{"intValue":"', b'"}')}}
-    if kinds == {str}:
-        return {"arrayValue": {"values": [{"stringValue": v} for v in value]}}
-    return {"arrayValue": {"values": [_value(v) for v in value]}}
+    return {"arrayValue": {"values": list(map(_value, value))}}
 
 
 def _numbers(values: Sequence[float], before: bytes, after: bytes) -> orjson.Fragment:
@@ -118,10 +116,7 @@ class CaptureWriter:
         service: str = "",
         recorded: bool = False,
     ) -> None:
-        """`on_full`: hears of steps that are dropped because the disk is full; None: that is an error.
-
-        `service`, `recorded`: as `resource_attributes` has them.
-        """
+        """`on_full`: hears of steps that a full disk dropped; None: an error. Others: as resource_attributes."""
         asked = self.path = Path(path)
         self._encoder = Encoder(run, vocabulary)
         self._resource = resource_attributes(run, service, recorded=recorded)  # the first line's

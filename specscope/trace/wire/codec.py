@@ -40,7 +40,6 @@ class DamagedError(ValueError):
 
 
 def named(value: float) -> float | str:
-    """A number as we write it in JSON."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -184,7 +183,6 @@ def written(
 
 @cache
 def _writing(kind: Any, privacy: Privacy, only: tuple[str, ...]) -> tuple[list[tuple[Any, ...]], attrgetter[Any]]:  # noqa: ANN401
-    """How a record type is written: what of each field, and what gets their values."""
     fields = []
     for field in wired(kind):
         by_hand = field.wire.form is WireForm.BY_HAND  # of the span's own record
@@ -199,14 +197,11 @@ def _writing(kind: Any, privacy: Privacy, only: tuple[str, ...]) -> tuple[list[t
     return [each for _, each in fields], get
 
 
-def array_of_text(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
+def array_of_text(name: str, text: str, declared: Any) -> Any:  # noqa: ANN401
     """An array that came as a text of JSON, as stores have it that keep no arrays. Raises DamagedError."""
     if not text:  # what Jaeger's page makes of NaN, which its JSON cannot hold
         raise DamagedError(f"`{name}` is empty: Jaeger's page loses arrays that contain NaN (its API v3 keeps them)")
-    try:
-        return decoded(text, declared, strict=False)
-    except ValueError as error:
-        raise DamagedError(f"`{name}`: {plain_error(error)}") from None
+    return read_json(text, declared, name, strict=False)
 
 
 def numbers_of_text(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
@@ -219,15 +214,15 @@ def numbers_of_text(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
 
 
 def check_times(start_ns: int, end_ns: int) -> None:
-    """When a span began and ended. Raises DamagedError."""
+    """Raises DamagedError."""
     if not (0 <= start_ns < 2**63 and 0 <= end_ns < 2**63):
         raise DamagedError("its start or end is not a time in nanoseconds")
 
 
-def read_json(text: str, kind: type[T], name: str) -> T:
-    """The JSON that an attribute holds, checked. Raises DamagedError."""
+def read_json(text: str, kind: type[T], name: str, *, strict: bool = True) -> T:
+    """The JSON that an attribute holds, checked; if not `strict`, a number may be a text. Raises DamagedError."""
     try:
-        return decoded(text, kind)
+        return decoded(text, kind, strict=strict)
     except (UserError, ValueError) as error:
         raise DamagedError(f"`{name}`: {plain_error(error)}") from None
 

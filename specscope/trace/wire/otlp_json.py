@@ -102,10 +102,7 @@ _ENDS = b'{"values":[', b"]}"  # of an array
 
 
 def read_line(line: bytes | bytearray) -> Parts:
-    """The parts of a line, or of an export; a span that cannot be read is a DamagedError.
-
-    Raises DamagedError where the line as a whole cannot be read.
-    """
+    """The parts of a line, or of an export. A span that cannot be read is a DamagedError; else one is raised."""
     if line.count(b"{") > MOST_OBJECTS:
         raise DamagedError(f"it holds more than {MOST_OBJECTS:,} JSON objects, the limit")
     try:
@@ -175,13 +172,7 @@ def all_elements(arrays: Sequence[Any], *, floats: bool) -> tuple[list[Any], NDA
 
 
 def _scalar(value: Value) -> Any:  # noqa: ANN401
-    scalar: Any = value.int_value
-    if scalar is UNSET:
-        scalar = value.string_value
-    if isinstance(scalar, str):
-        return intern(scalar) if len(scalar) < SHORT else scalar
-    if scalar is UNSET:
-        scalar = value.double_value
-    if scalar is UNSET:
-        scalar = value.bool_value
-    return None if scalar is UNSET else scalar
+    for scalar in (value.int_value, value.string_value, value.double_value, value.bool_value):
+        if scalar is not UNSET:
+            return intern(scalar) if isinstance(scalar, str) and len(scalar) < SHORT else scalar
+    return None

@@ -87,10 +87,7 @@ class Outputs:
         engine: str = "0",
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`params`: the default ones, None where they are not known; `engine`: the metrics' label.
-
-        `tell`: hears of steps that are dropped, when they are.
-        """
+        """`params`: the default ones, where known; `engine`: the metrics' label. `tell` hears of dropped steps."""
         run = dataclasses.replace(run, privacy=options.privacy)
         if params is not None:
             run = dataclasses.replace(run, params=params.to_dict(), seed=params.seed)

@@ -124,7 +124,7 @@ class CaptureReader:
         yield [*self._fed(), *self._decoder.flush()]
 
     def _fed(self) -> list[StepRecord]:
-        """The records that the spans complete which were not decoded yet."""
+        """The records that the spans complete which waited."""
         spans, self._spans = self._spans, []
         records = self._decoder.feed(*spans)
         self.history.run = self._decoder.run

@@ -3,8 +3,7 @@
 The share is OpenTelemetry's ParentBased(TraceIdRatioBased(ratio)): every service that samples the same trace by the
 same ratio decides alike. We write no `ot=th:` into the trace state: that promises a threshold over 56 other bits.
 
-Requests are decided when they are first seen, on the sink's own thread. What goes on says of each step what was left
-out of it. Steps that do not go on may be where a branch begins: `after` names the last step before it that does.
+Steps that do not go on may be where a branch begins: `after` names the last step before it that does.
 """
 
 from __future__ import annotations
@@ -32,13 +31,10 @@ Ratio = Annotated[float, Meta(ge=0, le=1, description="between 0 and 1, such as 
 
 
 def read_ratio(text: str | None, name: str) -> float | None:
-    """The share that a flag or variable called `name` asks for; None where it is not given. Raises UserError.
-
-    Not nan, 1_000 or other digits, which float takes.
-    """
+    """The share that a flag or variable called `name` asks for; None where it is not given. Raises UserError."""
     if text is None:
         return None
-    is_number = re.fullmatch(r"([0-9]{1,40}\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", text)
+    is_number = re.fullmatch(r"([0-9]{1,40}\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", text)  # float takes more
     return float(checked(float(text) if is_number else text, Ratio, name))
 
 
@@ -47,10 +43,7 @@ def sampling_text(ratio: float) -> str:
 
 
 def ratio_keeps(trace_id: int, traceparent: str, ratio: float) -> Reason | None:
-    """Why this trace is in the sampled share; None where it is not. `traceparent`: the caller's span, "" for none.
-
-    The decision of ParentBased(TraceIdRatioBased(ratio)) of the OpenTelemetry SDK (sdk/trace/sampling.py).
-    """
+    """Why this trace is in the share; None where it is not. `traceparent`: of the caller's span, "" for none."""
     _, trace, span, flags = (int(part, 16) for part in (traceparent or "00-0-0-00").split("-"))
     if trace and span:
         return Reason.PARENT if flags & SAMPLED_FLAG else None

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, repeat
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
@@ -189,7 +189,7 @@ class OfRun:
     tokens: Annotated[bool, Wire()] = True
 
 
-Records = Mapping[type, Any]  # by their types, as far as a span tells of each
+Records = dict[type, Any]  # by their types, as far as a span tells of each
 
 
 def _check_engine_step(told: Records) -> None:
@@ -230,7 +230,7 @@ class SpanKind(NamedTuple):
 
     def read(self, attributes: Sequence[Attributes], *, nameless: bool = False) -> Sequence[Records]:
         """What these spans tell. Raises DamagedError where anything in one is damaged."""
-        spans: list[dict[type, Any]] = [{} for _ in attributes]
+        spans: list[Records] = [{} for _ in attributes]
         for record, begins in self.records.items():
             tells = [not begins or any(name.startswith(begins) for name in each) for each in attributes]
             rows = [row for row, told in enumerate(tells) if told]
@@ -262,7 +262,7 @@ KINDS: Mapping[str, SpanKind] = {
 
 
 def kind_of(name: str, attributes: Attributes) -> SpanKind | None:
-    """What a span of this name tells; None where it is none that is read, or another tells all of it."""
+    """None where a span of this name is not read, or another tells all of it."""
     kind = KINDS.get(name) or (REQUEST if name.partition(" ")[0] in OPERATIONS else None)
     return None if kind is PREFILL and attributes.get("specscope.prefill.reaches_root") is True else kind
 
@@ -276,12 +276,12 @@ class StepEvidence:
 def read_spans(kind: SpanKind, attributes: Sequence[Attributes], *, nameless: bool) -> Sequence[Records]:
     """What spans of a kind tell, and of decode steps the evidence, where it is there. Raises as SpanKind.read."""
     told = kind.read(attributes, nameless=nameless)
-    rows = [] if kind is not DECODE_STEP else [row for row, each in enumerate(attributes) if OF_EVIDENCE & each.keys()]
-    if not rows:
-        return told
-    evidence = _evidence([told[row][OfDecodeStep] for row in rows], [attributes[row] for row in rows], nameless)
-    found = dict(zip(rows, evidence, strict=True))
-    return [{**each, StepEvidence: found[row]} if row in found else each for row, each in enumerate(told)]
+    rows = [row for row, each in enumerate(attributes) if kind is DECODE_STEP and OF_EVIDENCE & each.keys()]
+    if rows:
+        evidence = _evidence([told[row][OfDecodeStep] for row in rows], [attributes[row] for row in rows], nameless)
+        for row, found in zip(rows, evidence, strict=True):
+            told[row][StepEvidence] = found
+    return told
 
 
 def _evidence(spans: Sequence[OfDecodeStep], attributes: Sequence[Attributes], nameless: bool) -> list[StepEvidence]:
@@ -311,7 +311,6 @@ def _evidence(spans: Sequence[OfDecodeStep], attributes: Sequence[Attributes], n
 
 
 def _check(packed: PackedParts, spans: Sequence[OfDecodeStep], n: Longs, accepted: Longs) -> None:
-    """What holds between fields of a step."""
     tree, verdict, notes = (packed.held[name] for name in ("tree", "verdict", "notes"))
     _parents_first("specscope.tree.parent", tree, "parent", np.zeros(len(spans), np.int64))
     _parents_first("specscope.draft.dropped_parent", notes, "dropped_parent", n[packed.rows["notes"] >= 0])
@@ -350,11 +349,8 @@ def _parents_first(name: str, table: FieldColumns, column: str, first: Longs) ->
 def _check_path(verdict: FieldColumns, tree: FieldColumns, n: Longs) -> None:
     """A path goes from the root down; whether each of its nodes was accepted, `verify` judges."""
     path, record, place = _inner(verdict, "path")
-    wrong = path >= n[record]
-    if not wrong.any():
-        above = np.where(place == 0, ROOT, np.concatenate([[ROOT], path[:-1]])[: len(path)])
-        wrong = tree.arrays["parent"][tree.ends["parent"][record] + path] != above
-    if wrong.any():
+    above = np.where(place == 0, ROOT, np.roll(path, 1))
+    if (path >= n[record]).any() or (tree.arrays["parent"][tree.ends["parent"][record] + path] != above).any():
         raise DamagedError("`specscope.verdict.path` is not a path of accepted nodes from the root")
 
 
@@ -392,9 +388,9 @@ def newer(resource: Mapping[str, Any]) -> str:
     return ""
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """The numeric part of a version: 0.10.0rc1 is (0, 10, 0)."""
-    return tuple(int(part) for part in re.findall(r"\d{1,9}", re.match(r"[0-9.]*", version)[0]))  # type: ignore[index]
+def _numbers(version: str) -> list[int]:
+    """0.10.0rc1 is [0, 10, 0]."""
+    return list(map(int, re.findall(r"\d{1,9}", re.sub(r"[^0-9.].*", "", version))))
 
 
 NO_TIMES = "unknown"  # the one phase of a step of which nothing but its start and end is known
@@ -464,9 +460,7 @@ def read_engine(text: str) -> EngineNotes:
     if "off" in words:
         words["off"] = unquote(words["off"])
     words["phases"] = []
-    for phase, usual in zip_longest(words.pop("ns", "").split(","), PHASES):
-        if phase is None:
-            break
+    for phase, usual in zip(words.pop("ns", "").split(","), chain(PHASES, repeat(None)), strict=False):
         name, _, times = phase.rpartition(":")
         gap, _, length = times.rpartition("/")
         words["phases"].append((unquote(name) or usual, gap or "0", length))

@@ -1,9 +1,7 @@
 """Records to spans: the writing half of the codec. `unspan.py` is the other.
 
-A request is a trace, or a part of its caller's: a root span with the children `queue`, `prefill` and `decode_step`.
-An engine step is a span of a trace of its own, under another service; it and the decode_steps of its requests link to
-each other. Ids are hashes of the run and of what the span stands for, so links and parents need no state. A request
-that ended on more than one branch has a root span for each end, of which the first has the children.
+Ids are hashes of the run and of what the span stands for, so links and parents need no state. A request that ended on
+more than one branch has a root span for each end, of which the first has the children.
 """
 
 from __future__ import annotations
@@ -131,7 +129,6 @@ class Encoder:
         return self._callers.get(name) or self._ended.get(name)
 
     def _request_trace(self, name: str) -> int:
-        """A trace of its own, or the caller's."""
         caller = self._caller(name)
         return own_trace(self.run.run_id, name) if caller is None else caller[0]
 
@@ -139,7 +136,6 @@ class Encoder:
         return own_trace(self.run.run_id, *what, size=8) or 1
 
     def _step(self, number: int) -> tuple[int, int]:
-        """The trace of an engine step, and its span."""
         return own_trace(self.run.run_id, "step", number), self._span("step", number)
 
     def _queue(self, info: RequestInfo, record: StepRecord, end_ns: int) -> Span:
@@ -215,10 +211,7 @@ class Encoder:
         return Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes, links, of_engine=True)
 
     def _root(self, end: RequestEnd, record: StepRecord) -> Span:
-        """`chat {model}` or `text_completion {model}`, by the GenAI conventions, with the request's figures.
-
-        At level `requests` it is all that is sent of the request, and small: without the output's token ids.
-        """
+        """By the GenAI conventions, with the request's figures. At level `requests` it is all that is sent: small."""
         info, values = end.info, self._written(end)
         # Of a step that was read in part, its reader knows them: steps of the request may be missing
         figures = end.figures or (self._tally.figures(end) if record.absent is None else None)
@@ -252,12 +245,10 @@ def _of_step(record: StepRecord, engine: str = "") -> dict[str, Any]:
 
 
 def _timings(phases: Sequence[Phase]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Their names, and when each began and ended."""
     return tuple(phase.name for phase in phases), tuple(t for phase in phases for t in (phase.start_ns, phase.end_ns))
 
 
 def _genai(end: RequestEnd, operation: str, model: str) -> dict[str, Any]:
-    """What was asked and what it took, by the conventions."""
     info, params = end.info, end.info.params
     told = (*schema.PARAMS, "stop", "left_out")  # what privacy leaves out, the resource says
     others = {n: value for n, value in params.to_dict().items() if n not in told and value != DEFAULT_PARAMS.get(n)}
@@ -300,11 +291,9 @@ def _json(value: object) -> str:
 
 
 def resource_attributes(run: RunInfo, service: str = "", *, recorded: bool = False) -> dict[str, Any]:
-    """RunInfo as resource attributes, which make a capture self-contained; `unspan.run_info` reads it back.
+    """RunInfo as the resource of requests' spans; `unspan.run_info` reads it back.
 
-    These are of requests' spans; `engine_resource` makes the engine's of them, and `brief` what batch after batch
-    repeats. `service`: the service's name; "" leaves it to the environment's OTEL_* variables. `recorded`: the run was
-    recorded elsewhere, so that this environment says nothing of it.
+    `service`: its name; "" leaves it to OTEL_* variables. `recorded`: elsewhere, so that those say nothing of the run.
     """
     run, given = strip(run, run.privacy), {} if recorded else environment()
     name = service or given.get("service.name") or SERVICE

@@ -141,7 +141,7 @@ class _Table:
 
     def _add_rows(self, field: WireField, values: Sequence[Sequence[Any]]) -> None:
         """An array of each record; of two dimensions as lists of rows."""
-        counts = _counts(values)
+        counts = np.array([*map(len, values)], np.int64)
         self._as_long(field, counts)
         flat, shapes = chain.from_iterable(values), None
         if len(field.dimensions) > 1:
@@ -171,10 +171,6 @@ def _text(text: str) -> str:
     return unescape(text).decode("utf-8", "surrogatepass")
 
 
-def _counts(values: Sequence[Sequence[Any]]) -> Longs:
-    return np.fromiter(map(len, values), np.int64, len(values))
-
-
 def converted(values: list[Any], kind: Any, name: str, where: str = "") -> list[Any]:  # noqa: ANN401
     """These values, each checked as of this type. Raises DamagedError."""
     try:
@@ -188,7 +184,7 @@ def _flat(field: WireField, values: list[Any]) -> tuple[list[Any], Longs]:
     kind = float if field.is_any_float else field.type
     read = all_elements(values, floats=field.is_float)
     lists = [] if read else [_listed(field.attribute, each, kind) for each in values]
-    flat, counts = read or (list(chain.from_iterable(lists)), _counts(lists))
+    flat, counts = read or (list(chain.from_iterable(lists)), np.array([*map(len, lists)], np.int64))
     most = math.prod(DIMENSIONS[letter].most for letter in field.dimensions)
     if (counts > most).any():
         raise DamagedError(f"Expected `array` of length <= {most} in `{field.attribute}`")

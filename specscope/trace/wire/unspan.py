@@ -95,8 +95,6 @@ def run_info(resource: Attributes) -> RunInfo:
 
 @dataclass
 class _Pending:
-    """The spans of one engine step that have arrived."""
-
     engine: schema.Records | None = None  # of the engine step's own span
     parts: dict[str, RequestStep] = field(default_factory=dict)
     infos: dict[str, tuple[RequestInfo, int]] = field(default_factory=dict)  # of `queue` spans, with its bytes
@@ -114,7 +112,7 @@ class _Pending:
 
     @property
     def admitted(self) -> dict[str, RequestInfo]:
-        """The others of `infos` ended before: their `queue` span is of this step."""
+        """The others of `infos` ended before."""
         return {name: info for name, (info, _) in self.infos.items() if info.admitted_ns}
 
     @property
@@ -161,7 +159,7 @@ NOBODY = schema.OfEngineStep((), ())
 
 
 def _whole(part: T, **more: Any) -> T:  # noqa: ANN401
-    """A record of which a span told a part, with the rest."""
+    """A record of which a span told a part."""
     return made(type(part), vars(part) | more)  # type: ignore[no-any-return]
 
 
@@ -212,7 +210,6 @@ class Decoder:
         return self.has_steps and self.missing.total() > 0
 
     def missing_text(self) -> str:
-        """What is missing, in words; "" for nothing."""
         lost = (plural(self.missing[one], one, many) for one, many in MISSING.items() if self.missing[one])
         return f"a part of its run, without {', '.join(lost)}" if self.in_part else ""
 
@@ -224,7 +221,6 @@ class Decoder:
             self.faults.add("the draft vocabulary", f"`{DRAFT_TOKENS}` {error}")
 
     def _is_late(self, attributes: Attributes) -> bool:
-        """Whether the step of this span was given already."""
         step = attributes.get("specscope.step")
         return isinstance(step, int) and 0 <= step < self._next
 
@@ -245,7 +241,8 @@ class Decoder:
             except DamagedError as error:
                 self.faults.add(span.name, str(error))
             step = span.attributes.get("specscope.step")
-            records += self._ready(step) if isinstance(step, int) else []
+            is_whole = isinstance(step, int) and step in self._pending and self._pending[step].complete()
+            records += self.overdue(-math.inf) if is_whole or self._crowded else []
         return records
 
     def _opened(self, span: ReadSpan | DamagedError) -> tuple[ReadSpan, schema.SpanKind] | None:
@@ -266,7 +263,10 @@ class Decoder:
 
     def _take_in(self, span: ReadSpan, told: schema.Records) -> None:
         check_times(span.start_ns, span.end_ns)
-        weight, of_step, pending = _weight(span, told), told[schema.OfStep], self._waiting(told[schema.OfStep].step)
+        weight, of_step = _weight(span, told), told[schema.OfStep]
+        if (pending := self._pending.get(of_step.step)) is None:
+            pending = self._pending[of_step.step] = _Pending()
+            heappush(self._order, of_step.step)
         self.has_steps |= schema.OfRoot not in told
         if (decode := told.get(schema.OfDecodeStep)) is not None and StepEvidence not in told:
             self.summaries += 1
@@ -301,11 +301,6 @@ class Decoder:
         """Whether too much is held back by missing spans."""
         return len(self._pending) > self._most_steps or self._held > self._most_bytes
 
-    def _ready(self, step: int) -> list[StepRecord]:
-        """The records at the front that need not wait, once a span of that step has come."""
-        may_follow = self._crowded or (step in self._pending and self._pending[step].complete())
-        return self.overdue(-math.inf) if may_follow else []
-
     def overdue(self, since: float) -> list[StepRecord]:
         """The records at the front that need not wait, and those that do since an earlier time (of time.monotonic)."""
         records: list[StepRecord] = []
@@ -319,12 +314,6 @@ class Decoder:
             heappop(self._order)
         return records
 
-    def _waiting(self, step: int) -> _Pending:
-        if step not in self._pending:
-            self._pending[step] = _Pending()
-            heappush(self._order, step)
-        return self._pending[step]
-
     def _take(self, step: int, records: list[StepRecord]) -> None:
         pending = self._pending.pop(step)
         self._held -= pending.weight
@@ -336,10 +325,7 @@ class Decoder:
 
     def flush(self) -> list[StepRecord]:
         """Every record, past all gaps: call it when no more spans will come."""
-        records: list[StepRecord] = []
-        for step in sorted(self._pending):
-            self._take(step, records)
-        return records
+        return self.overdue(math.inf)
 
     def _record(self, step: int, pending: _Pending, steps: int) -> StepRecord:
         """The step's record. `steps`: that are not here."""
@@ -403,15 +389,8 @@ class Decoder:
             info = _info_of_root(start_ns, root, figures, self.privacy)
         elif not info.params.is_known:
             info = replace(info, params=_params_of_root(root, figures, self.privacy))
-        return _whole(
-            end,
-            info=info,
-            finished_ns=end_ns,
-            reason=root.reasons[0],
-            sampled=told.get(Sampled),
-            figures=figures,
-            **gone,
-        )
+        known = {"info": info, "finished_ns": end_ns, "reason": root.reasons[0]}
+        return _whole(end, **known, sampled=told.get(Sampled), figures=figures, **gone)
 
 
 def _weight(span: ReadSpan, told: schema.Records) -> int:

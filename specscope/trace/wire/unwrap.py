@@ -6,7 +6,7 @@ A line, and any other document, is one unit: what is larger than `LARGEST` is le
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -17,13 +17,11 @@ from specscope.trace.checked import decoded, whole
 from specscope.trace.kinds import LARGEST, OTLP_PROTOBUF, FileKind, documents
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import Parts, ReadSpan
-from specscope.trace.wire.otlp_proto import messages
+from specscope.trace.wire.otlp_proto import LeaveOut, messages
 
 PIECE = 2**20  # bytes of a line that is skipped
 LISTS = ("resourceSpans", "batches")  # of resources; Tempo's are `batches`
 PLAIN = re.compile(rb'\s*\{\s*"resourceSpans"')
-
-LeaveOut = Callable[[int, str], None]
 
 
 def unwrapped(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from specscope.trace.history.stats import Acceptance
-from specscope.trace.history.totals import ABOUT, shares
+from specscope.trace.history.totals import shares
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import FinalKind
@@ -72,10 +72,10 @@ def undrafted_lines(look: Look, width: int) -> list[Line]:
         return []
     of = f" of {plural(steps, 'step')}" if width >= ROOMY else f" of {steps:,}"
     share: Line = [("no draft in ", "dim"), (f"{total:,}", "strong"), (of, "dim")]
-    adaptive: list[tuple[int, Line]] = [(1, [("adaptive", "dim")])] if run is not None and run.adaptive else []
+    adaptive: list[tuple[int, Line]] = [(1, [("adaptive", "dim")])] if run is not None and run.costs else []
     lines: list[Line] = [fit([(0, share), *adaptive], width)]
     for reason, part in shares(undrafted):
-        lines.append([(right(percent(part), 5) + " ", "text"), (cut(ABOUT[reason], max(width - 6, 1)), "dim")])
+        lines.append([(right(percent(part), 5) + " ", "text"), (cut(reason.about, max(width - 6, 1)), "dim")])
     return lines
 
 
