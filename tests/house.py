@@ -14,13 +14,13 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10263, 9300),
+    "trace": (10026, 9300),
     "remote": (1700, 1700),
     "watch": (2012, 1850),
-    "analyze": (19269, 15700),
+    "analyze": (19267, 15700),
     "measure": (3834, 3300),
     "engine": (2357, 2350),
-    "plans": (893, 850),
+    "plans": (879, 850),
     "speculate": (3115, 2700),
     "model": (3053, 2800),
     "kernels": (2200, 2200),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (816, 320),
     "bench, train": (0, 0),
     "top level": (899, 600),
-    "all": (70727, 64500),
+    "all": (70474, 64500),
     "benchmarks": (3316, 3300),
 }
 TESTS_BUDGET = 40_500
