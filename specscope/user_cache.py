@@ -6,11 +6,12 @@ import errno
 import hashlib
 import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+
+from specscope.whole_file import write_whole
 
 LARGEST = 2**20  # bytes of such a file
 
@@ -45,12 +46,9 @@ def own_folder(path: Path) -> None:
 
 
 def store(path: Path, data: object) -> None:
-    """As JSON, whole or not at all. Raises OSError."""
+    """As JSON, whole or not at all. Raises OSError, and UserError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-        part.write(text)
-    os.replace(part.name, path)
+    write_whole(path, msgspec.json.encode(data))
 
 
 def processor() -> str:

@@ -110,7 +110,6 @@ class _Items:
         return {name: column for name, column in columns.items() if None not in column and (timed or name != TIME)}
 
     def level(self, where: str, chosen: Indices, noise: float, p: float | None = None) -> Level:
-        """The level of some of them."""
         total, spans = measure(self.told[index] for index in chosen), [self.steps[index] for index in chosen]
         mean = float(self.length[chosen].mean()) if total.tau is None else total.tau
         half = t_quantile(0.975, DEGREES) * math.sqrt(noise / float(self.weight[chosen].sum()))
@@ -162,7 +161,6 @@ def _counting(told: Sequence[Aggregate]) -> Doubles:
 
 
 def _changed(items: _Items, length: Doubles) -> Iterator[Level]:
-    """The levels of each engine whose level changed."""
     for (_, where), chosen in items.series.items():
         y, w = length[chosen], items.weight[chosen]
         known = float((w * items.counting[chosen]).mean())

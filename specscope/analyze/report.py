@@ -69,7 +69,6 @@ def by_position(a: Acceptance) -> list[Position]:
 
 
 def told(a: Acceptance) -> dict[str, Any]:
-    """All counts and figures as plain values."""
     return a.to_dict() | {
         "tokens_per_step": a.tokens_per_step,
         "committed": committed(a),
@@ -201,8 +200,6 @@ def _forms(parts: Sequence[RequestStep]) -> str:
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Time in one phase over the engine steps that had it."""
-
     name: str
     steps: int
     median_ms: float
@@ -498,7 +495,6 @@ class Several:
 
     @property
     def requests(self) -> int:
-        """How many there are in all captures."""
         return sum(len(report.requests) for report in self.reports)
 
     def to_dict(self) -> dict[str, Any]:
@@ -513,7 +509,6 @@ class Several:
 
 
 def several(reports: Sequence[Report]) -> Several:
-    """These reports with their pooled figures."""
     total = _pooled(report.pooled for report in reports)
     requests = [request for report in reports for request in report.requests]
     means = Means.over([request.figures for request in requests])

@@ -52,7 +52,6 @@ class Table:
 
     @property
     def width(self) -> int:
-        """Width of the whole table, where there is room."""
         return sum(self.widths) + GAP * (len(self.columns) - 1)
 
     def is_words(self, column: int) -> bool:

@@ -137,13 +137,11 @@ def undrafted_share(report: Report) -> str:
 
 
 def over_all(all_of_them: Several) -> list[Table]:
-    """What several captures hold together."""
     by_depth = [positions(all_of_them)] if by_position(all_of_them.pooled) else []
     return [captures(all_of_them), *by_depth, *groups(all_of_them)]
 
 
 def captures(all_of_them: Several) -> Table:
-    """Acceptance by capture, and pooled."""
     parts: list[tuple[str, Report | Several, int, list[IntervalReport]]] = [
         (printable(each.source), each, len(each.requests), each.intervals) for each in all_of_them.reports
     ]
@@ -176,7 +174,6 @@ def _ended(intervals: Sequence[Aggregate], others: int = 0) -> int | None:
 
 
 def positions(report: Report | Several) -> Table:
-    """Acceptance and counts by depth."""
     rows = [
         (
             str(position.depth),
@@ -291,7 +288,6 @@ def _chance(p: float | None) -> str:
 
 
 def finals(report: Report) -> Table:
-    """Where the last token of each step came from."""
     meaning = {
         FinalKind.BONUS: "the whole path was accepted",
         FinalKind.RECOVERED: "after a rejection: from the residual; greedy: the target's top token",
@@ -313,7 +309,6 @@ def phases(report: Report) -> Table:
 
 
 def engine(report: Report) -> Table:
-    """Throughput and load."""
     e = report.engine
     rows = [
         ("output tokens/s, wall clock", number(e.tokens_per_s, 1)),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from rich import box
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -22,7 +21,6 @@ REQUESTS_SHOWN = 20
 TOP = 10  # rows of each question over many steps
 LEAST_WORDS, LEAST_PROSE, LEAST_CUT = 16, 28, 6  # characters that columns of names keep, of sentences, of cut texts
 PROSE = 48  # characters from which words are sentences
-NO_STYLES: Mapping[str, str] = MappingProxyType({})
 
 
 def render_text(report: Report, console: Console, top: int = TOP) -> None:
@@ -49,7 +47,7 @@ def render_page(
     for warning in warnings:
         console.print(Text(f"! {printable(warning)}", style="yellow"))
     for table in shown:
-        console.print(table_block(table))
+        console.print(TableBlock(table))
 
 
 def header_block(lines: Iterable[tuple[str, str]]) -> RichTable:
@@ -62,19 +60,16 @@ def header_block(lines: Iterable[tuple[str, str]]) -> RichTable:
     return grid
 
 
-def table_block(table: Table, styles: Mapping[str, str] = NO_STYLES) -> RenderableType:
-    """A table under its title, its note below. `styles`: of cells, by their text.
+@dataclass(frozen=True)
+class TableBlock:
+    """A table under its title, its note below.
 
     Where room is short words fold and what may be cut is; figures are neither. Where there is still no room the table
     goes on below, with its first column again.
     """
-    return _Block(table, styles)
 
-
-@dataclass(frozen=True)
-class _Block:
     table: Table
-    styles: Mapping[str, str]
+    styles: Mapping[str, str] = field(default_factory=dict)  # of cells, by their text
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text("")

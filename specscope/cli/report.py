@@ -22,7 +22,7 @@ from specscope.analyze.compare.tables import render_text as render_comparison
 from specscope.analyze.plain import plain
 from specscope.analyze.report import build_report, several
 from specscope.analyze.tables import levels
-from specscope.analyze.text import TOP, render_several, render_text, table_block
+from specscope.analyze.text import TOP, TableBlock, render_several, render_text
 from specscope.analyze.why import NodeAnswer, RunAnswer, why_part, why_run
 from specscope.cli import captures as reading
 from specscope.cli.captures import need_different, print_json, read_branch, source_options, watched
@@ -251,9 +251,9 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
         for line in (f"{name}  {', '.join(sources.get(name, ()))}".rstrip(), *(f"   {line}" for line in lines)):
             console.print(line, highlight=False, markup=False)
     for table in (counts.table(), *levels(counts.levels)):
-        console.print(table_block(table))
+        console.print(TableBlock(table))
     if counts.conditions:
-        console.print(table_block(conditions_table(counts.conditions, counts.about_intervals)))
+        console.print(TableBlock(conditions_table(counts.conditions, counts.about_intervals)))
     warn(*counts.warnings, *counts.a.warnings, *counts.b.warnings)
     return code
 

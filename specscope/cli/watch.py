@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specscope.analyze.table import Table, percent, share, told
-from specscope.analyze.text import table_block
+from specscope.analyze.text import TableBlock
 from specscope.cli import options
 from specscope.cli.help import verb
 from specscope.cli.options import WATCHED, X_RULE, Number, flag
@@ -238,7 +238,7 @@ class IntervalRows:
     def totals(self) -> None:
         """A table for each engine, over all of its intervals."""
         for engine in self.engines.values():
-            self._console.print(table_block(engine.table()))
+            self._console.print(TableBlock(engine.table()))
         for engine in self.engines.values():
             if captured := engine.run.outputs.captured:
                 say(f"captured {engine.run.name} → {captured}")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specscope.analyze.findings import Exit
 from specscope.analyze.table import Table
-from specscope.analyze.text import VERDICT, header_block, table_block
+from specscope.analyze.text import VERDICT, TableBlock, header_block
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options, target_named
 from specscope.model.heads.eagle_head import HeadConfig, llama_config
@@ -154,5 +154,5 @@ def render_trainer(audit: TrainerAudit, console: Console) -> None:
         console.print(Text(f"! {printable(note)}", style="yellow"))
     if audit.differences:
         rows = [(printable(each.key), printable(each.sentence)) for each in audit.differences]
-        console.print(table_block(Table("", ("differs", "how"), rows, words=frozenset(["how"]))))
+        console.print(TableBlock(Table("", ("differs", "how"), rows, words=frozenset(["how"]))))
     console.print(Text(f"\n{printable(audit.verdict)}", style=VERDICT[audit.exit]))

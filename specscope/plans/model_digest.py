@@ -79,7 +79,7 @@ def _of_file(file: Path) -> str:
         return known
     before, digest = _stamp(file), _contents(file)
     if before[0] > CHUNK and _stamp(file) == before:
-        with contextlib.suppress(ImportError, OSError):  # then it is hashed anew each time
+        with contextlib.suppress(ImportError, OSError, UserError):  # then it is hashed anew each time
             store(_place(file), {"stamp": before, "digest": digest})
     return digest
 

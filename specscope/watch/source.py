@@ -29,7 +29,6 @@ from specscope.watch.results import Printed, json_readings, read_json, read_tabl
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
-MOST_UNREAD = 20_000  # JSON documents without figures, before the first that has some
 TIMEOUT = 10.0  # seconds that a server may be silent
 PATIENCE = 30.0  # seconds that its page may take in all
 TAIL = 2**14  # bytes at a log's end that say when it ends
@@ -303,8 +302,6 @@ class File:
     def _fault(self, place: str, why: object) -> Iterator[Left]:
         """Count what was left out; notices of it, for a screen to show now."""
         self.faults.add(place, str(why))
-        if self.faults.total >= MOST_UNREAD and not self.recognised and not self.endless:
-            raise UserError(f"{self.name}, {place}: no speculation figures so far; {self.faults.lines()[0]}")
         yield from (Left(f"{self.name}: {line}") for line in self.faults.news())
 
     def _page(self, text: str) -> Iterator[ToldInterval | str]:

@@ -56,7 +56,6 @@ class Watch:
         # Files that end are read one after the other, so that the captures are in their order
         lanes = [[source for source in sources if not source.endless]]
         lanes += [[source] for source in sources if source.endless]
-        self._left = len(lanes)
         self._threads = [
             threading.Thread(target=self._run, args=(lane,), name="specscope-watch", daemon=True) for lane in lanes
         ]
@@ -67,7 +66,7 @@ class Watch:
 
     @property
     def done(self) -> bool:
-        return self._left == 0
+        return all(thread.ident is not None and not thread.is_alive() for thread in self._threads)
 
     def _run(self, lane: Sequence[Source]) -> None:
         for source in lane:
@@ -78,8 +77,6 @@ class Watch:
                 self.errors.append(error)
             except Exception as error:  # of a sink: a screen shows it, and the others go on
                 self.errors.append(UserError(f"{source.name}: {type(error).__name__}: {error}"))
-        with self._lock:
-            self._left -= 1
 
     def _take(self, source: Source, item: ToldInterval | str) -> None:
         if isinstance(item, str):

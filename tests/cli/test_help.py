@@ -17,7 +17,7 @@ from rich.console import Console
 import specscope
 from specscope.__main__ import EXTRAS
 from specscope.analyze.table import Table
-from specscope.analyze.text import table_block
+from specscope.analyze.text import TableBlock
 from specscope.cli.help import examples
 from specscope.cli.main import GROUPS, cli
 from specscope.cli.serve import KEY
@@ -115,7 +115,7 @@ def test_a_verbs_usual_flags_fit_on_a_screen_all_are_there_by_group_and_its_exam
 
 def shown(table: Table, width: int) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=width).print(table_block(table))
+    Console(file=out, width=width).print(TableBlock(table))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 

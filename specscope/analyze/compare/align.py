@@ -110,7 +110,6 @@ class ContextRows:
         return facts | {"depth": self.depth[1], "sibling": self.sibling}
 
     def reference(self, index: int) -> tuple[Reference, Reference]:
-        """The compared values with this index, to look at."""
         a, b = (self._reference(number, index) for number in (0, 1))
         return a, b
 

@@ -134,7 +134,6 @@ def _counts(side: Side) -> dict[str, int | None]:
 
 
 def _missing(a: Side, b: Side, matched: Matched) -> list[str]:
-    """What a side lacks, and what was therefore left out."""
     sides = (("A", a), ("B", b))
     lines = [f"{name} {says}" for name, side in sides for lacking, says in _lacks(side) if lacking]
     for name, side in sides:

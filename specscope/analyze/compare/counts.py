@@ -116,7 +116,6 @@ class CountsComparison:
 
     @property
     def headline(self) -> str:
-        """Whether the acceptance length changed, in a sentence."""
         tau = next(figure for figure in figures(self.a, self.b) if figure.name == TAU)
         if tau.difference is None:
             return "Whether the acceptance length changed is not known: a side does not report it."
@@ -131,11 +130,9 @@ class CountsComparison:
 
     @property
     def about_intervals(self) -> str:
-        """What they follow from."""
         return ALIKE if DRAFT in (self.a.unit, self.b.unit) else APART
 
     def table(self) -> Table:
-        """Figure, A, B, B - A and its interval."""
         sides, rows = (self.a, self.b), []
         for figure in figures(*sides):
             name, told_of_both = "draft acceptance rate", [percent(figure.a), percent(figure.b)]

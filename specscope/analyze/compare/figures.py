@@ -113,7 +113,6 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
 
 
 def figures(a: Counts, b: Counts) -> list[Estimate]:
-    """Acceptance length, rate, by depth, tokens per step, and how far q is from acceptance."""
     deepest = min(int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b))
     shown = range(1, 1 + (deepest if a.is_alone else min(deepest, DEEPEST)))
     depths = [(depth_rate(d), FigureKind(partial(_at_depth, depth=d), fewest=a.fewest)) for d in shown]

@@ -127,8 +127,6 @@ def first_difference(a: NDArray[np.generic], b: NDArray[np.generic]) -> int | No
 
 
 class Partings:
-    """Finds where the outputs of pairs of two sides part."""
-
     def __init__(self, a: Side, b: Side) -> None:
         self.sides = (a, b)
         self._decided = (decided(a), decided(b))

@@ -29,7 +29,6 @@ VALUE_SHOWN = 2000  # characters of a value of the configuration: a tree is whol
 
 
 def header(comparison: Comparison) -> list[tuple[str, str]]:
-    """What was compared: (name, value) pairs."""
     rows, kinds = [], Counter(pair.match for pair in comparison.pairs)
     matched = [f"{count(kinds[kind])} by {kind.value}" for kind in PairedBy if kinds[kind]]
     for name, side in comparison.sides.items():
@@ -41,7 +40,6 @@ def header(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """All tables, in the order of reading, without empty ones."""
     every = [
         configuration(comparison),
         partings(comparison),
@@ -55,7 +53,6 @@ def tables(comparison: Comparison) -> list[Table]:
 
 
 def configuration(comparison: Comparison) -> Table:
-    """What is not the same before anything ran."""
     rows = [
         (line.name, one_line(line.a, VALUE_SHOWN), one_line(line.b, VALUE_SHOWN), line.note)
         for line in comparison.differences
@@ -147,7 +144,6 @@ def _decision_row(decision: Decision) -> tuple[str, ...]:
 
 
 def contexts(comparison: Comparison) -> Table:
-    """How far the evidence agrees where both sides are at the same context."""
     title = "At equal contexts"
     if not comparison.steps:
         return Table(title, (), [], "No step of A has the same context as a step of B: nothing is compared.")

@@ -63,7 +63,6 @@ class Source:
 
     @cached_property
     def named(self) -> dict[str, str]:
-        """The columns that every table has."""
         name = self.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         return {"run": self.run.run_id, "capture": clean(name)}
 
@@ -343,7 +342,6 @@ class Chunk:
         }
 
     def _pieces(self, tokens: Array) -> pa.Array:
-        """The texts of token ids."""
         known, codes = np.unique(tokens, return_inverse=True)
         pieces = [self._source.vocabulary.pieces.get(token) for token in known.tolist()]
         there = np.array([piece is not None for piece in pieces], np.bool_)[codes]

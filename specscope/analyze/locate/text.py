@@ -10,7 +10,7 @@ from rich.text import Text
 
 from specscope.analyze.locate.located import Held, Located, Location, Walk
 from specscope.analyze.table import Table, count
-from specscope.analyze.text import VERDICT, table_block
+from specscope.analyze.text import VERDICT, TableBlock
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
@@ -107,7 +107,7 @@ def _walk(walk: Walk, console: Console) -> None:
     after = f"After these: {plural(len(rest), 'operation')}, {wrong:,} of them off by more than allowed."
     folded += [after] if rest else []
     columns, words = ("operation", "", "error", "allowed", "differ"), frozenset({"operation", ""})
-    console.print(table_block(Table(title, columns, cells, " ".join(folded), words), STYLE))
+    console.print(TableBlock(Table(title, columns, cells, " ".join(folded), words), STYLE))
 
 
 def _cells(held: Held) -> tuple[str, ...]:

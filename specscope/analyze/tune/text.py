@@ -25,7 +25,6 @@ def render_tuning(tuning: Tuning, console: Console) -> None:
 
 
 def header(tuning: Tuning) -> list[tuple[str, str]]:
-    """What was judged: (name, value) pairs."""
     counts = f"{plural(tuning.steps, 'step')} with drafts, {plural(tuning.requests, 'request')}"
     lines = [("source", ", ".join(tuning.sources)), *tuning.run.items(), ("recorded", counts)]
     if tuning.costs is not None:
@@ -53,7 +52,6 @@ def tables(tuning: Tuning) -> list[Table]:
 
 
 def _cells(row: TreeRow, tuning: Tuning, title: str) -> dict[str, str]:
-    """By column."""
     mark = "~" if row.untold > TOLD else ""
     cells = {"nodes": number(row.nodes, int(row.nodes % 1 > 0)), "depth": str(row.depth)}
     cells |= {"length": mark + number(row.length.value), "95 %": interval(row.length, 2)}

@@ -90,7 +90,6 @@ class Tuning:
     checked: Mapping[str, Any] = field(default_factory=dict)  # how --check measured
 
     def named(self, name: str) -> TreeRow | None:
-        """The row of this name; None where there is none."""
         return next((row for row in self.rows if name in row.names), None)
 
     choice = cached_property[TreeRow | None](lambda tuning: tuning.named("choice"))  # what to take; None without costs
@@ -187,6 +186,7 @@ def expected(row: TreeRow, evidence: RecordedCandidates, costs: Costs) -> float:
 
 
 BUSY = 0.05  # relative error of measured step times beyond which a machine was not idle
+AGAIN = "other programs may have used the machine; measure again when it is idle"
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,6 @@ class Recorded:
 
     @property
     def acceptance(self) -> Acceptance:
-        """What the runs really accepted."""
         total = Acceptance()
         for history in self.histories:
             total.merge(history.acceptance)
@@ -243,7 +242,7 @@ def tune(
     )
     wanted: dict[str, TreePlan] = {} if plan is None else {"recorded": plan}
     rows = trees(candidates, wanted | dict(named), space, costs)
-    total = data.acceptance
+    busy = [] if costs is None or costs.error <= BUSY else [f"step costs are known only to ±{costs.error:.0%}: {AGAIN}"]
     return Tuning(
         sources=data.sources,
         run={
@@ -255,22 +254,12 @@ def tune(
         steps=candidates.drafts,
         judged=len(candidates.request),
         requests=candidates.requests,
-        recorded_length=total.tau or 1.0,
+        recorded_length=data.acceptance.tau or 1.0,
         rows=tuple(rows),
         costs=costs,
         notes=tuple(_notes(data, plan, costs)),
-        warnings=(*warnings, *_unsure(costs)),
+        warnings=(*warnings, *busy),
     )
-
-
-def _unsure(costs: Costs | None) -> list[str]:
-    """A warning on step times that a busy machine made uncertain."""
-    if costs is None or costs.error <= BUSY:
-        return []
-    return [
-        f"step costs are known only to ±{costs.error:.0%}: other programs may have used the machine; measure again "
-        "when it is idle"
-    ]
 
 
 def _notes(data: Recorded, plan: TreePlan | None, costs: Costs | None) -> list[str]:
