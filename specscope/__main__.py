@@ -17,7 +17,7 @@ from specscope.cli.streams import OutputError, flush_output, give_up_output, ope
 from specscope.errors import UserError
 from specscope.gone import instead
 from specscope.interrupt import ends_at_once
-from specscope.lifetime import watched
+from specscope.lifetime import Lifetime
 from specscope.trace.checked import without_login
 
 # What an installation may lack, and the extra that has it
@@ -45,7 +45,7 @@ def _run(command: click.Group, name: str) -> None:
         say(f"specscope: {line}")
     with (
         ends_at_once(on_ctrl_c=False),
-        watched() as lifetime,
+        Lifetime() as lifetime,
         command.make_context(name, sys.argv[1:], obj=lifetime) as context,
     ):
         command.invoke(context)

@@ -11,8 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 1.0  # from the loss until `leave` is called
@@ -20,7 +19,7 @@ LEAVE_SECONDS = 20.0  # that it may take on a busy machine, until the process is
 
 
 class Lifetime:
-    """Watches the parent and the controlling terminal of this process.
+    """Watches the parent and the controlling terminal of this process while the context is open, but not under nohup.
 
     When either is gone, the process gets SIGHUP, which ends its work cleanly. After GRACE_SECONDS `leave`,
     which saves what must not be lost, is called from here, and the process ends by force.
@@ -29,14 +28,14 @@ class Lifetime:
     def __init__(self) -> None:
         self.leave: Callable[[], object] = lambda: None
         self._parent = os.getppid()
-        self._leads = os.getsid(0) == os.getpid()
+        self._leads = os.getsid(0) == os.getpid()  # a session leader may outlive its parent
         self._terminal = _controlling_terminal()
         self._closed = threading.Event()
 
-    def start(self) -> None:
-        """Start polling, but not under nohup. A session leader may outlive its parent."""
+    def __enter__(self) -> Lifetime:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             threading.Thread(target=self._watch, name="specscope-lifetime", daemon=True).start()
+        return self
 
     def _watch(self) -> None:
         while not self._closed.wait(POLL_SECONDS):
@@ -49,8 +48,7 @@ class Lifetime:
         """Make sure that the process, which is ending, does not hang on a terminal that is gone."""
         threading.Thread(target=_end_soon, args=(self.leave,), name="specscope-hurry", daemon=True).start()
 
-    def close(self) -> None:
-        """Stop polling."""
+    def __exit__(self, *error: object) -> None:
         self._closed.set()
         if self._terminal is not None:
             os.close(self._terminal)
@@ -92,14 +90,3 @@ def end_with_parent() -> None:
 
     if parent is not None:
         threading.Thread(target=end, name="specscope-lifetime", daemon=True).start()
-
-
-@contextmanager
-def watched() -> Iterator[Lifetime]:
-    """Watch while the context is open."""
-    lifetime = Lifetime()
-    lifetime.start()
-    try:
-        yield lifetime
-    finally:
-        lifetime.close()

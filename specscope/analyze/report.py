@@ -87,7 +87,6 @@ class Means:
 
     @staticmethod
     def over(parts: Sequence[Acceptance]) -> Means:
-        """The means over these requests."""
         return Means(*(_mean(getattr(part, each.name) for part in parts) for each in dataclasses.fields(Means)))
 
     def to_dict(self) -> dict[str, Any]:

@@ -110,14 +110,14 @@ class ContextRows:
         return facts | {"depth": self.depth[1], "sibling": self.sibling}
 
     def reference(self, index: int) -> tuple[Reference, Reference]:
-        a, b = (self._reference(number, index) for number in (0, 1))
-        return a, b
-
-    def _reference(self, number: int, index: int) -> Reference:
-        side, place, step = self.sides[number], int(self.at[number][index]), int(self.step[number][index])
-        is_node = self.sibling[index] >= 0 and place < len(side.columns.step)
-        node = place - int(side.columns.start[step]) if is_node else None
-        return Reference(side.requests[side.request[step]].id, int(side.index[step]), int(side.step[step]), node)
+        found = []
+        for side, at, steps in zip(self.sides, self.at, self.step, strict=True):
+            place, step = int(at[index]), int(steps[index])
+            is_node = self.sibling[index] >= 0 and place < len(side.columns.step)
+            node = place - int(side.columns.start[step]) if is_node else None
+            request = side.requests[side.request[step]].id
+            found.append(Reference(request, int(side.index[step]), int(side.step[step]), node))
+        return found[0], found[1]
 
 
 @dataclass(frozen=True)
