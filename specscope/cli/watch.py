@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specscope.analyze.table import Table, percent, share, told
+from specscope.analyze.tables import SUMS
 from specscope.analyze.text import TableBlock
 from specscope.cli import options
 from specscope.cli.help import verb
@@ -38,7 +39,6 @@ from specscope.watch.source import Left, Server, open_source
 from specscope.watch.watching import EngineRun, Watch, Watched
 
 Seconds = Annotated[float, Meta(ge=0.05, le=1e7, description="between 0.05 and 10,000,000")]
-COUNTS = {"drafts": "drafts", "drafted": "drafted tokens", "accepted": "accepted tokens", "emitted": "output tokens"}
 POLL = 0.05  # seconds between two checks for news
 
 
@@ -187,7 +187,7 @@ class EngineSums:
     def table(self) -> Table:
         sums, means = self.sums, self.means
         mark = {"drafts": means.mark}
-        rows = [(text, mark.get(key, "") + told(sums.told(key))) for key, text in COUNTS.items()]
+        rows = [(text, mark.get(key, "") + told(sums.told(key))) for text, key in SUMS.items()]
         rows.append(("mean acceptance length τ", means.told(sums)))
         rows.append(("draft acceptance rate", percent(means.rate(sums))))
         if few := interval.few_drafted(*(sums.told(key) for key in ("drafts", "accepted", "emitted"))):

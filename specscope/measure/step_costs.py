@@ -59,7 +59,6 @@ class Lane:
         self.work: Iterator[Work] = iter(())  # that is not begun
 
     def give(self, work: Iterator[Work]) -> None:
-        """Set the work to run after what is running now."""
         self.work, self.done = work, False
 
     def step(self) -> Timed | None:
@@ -159,7 +158,6 @@ class Filler(Drafter):
         self._vocab_size = vocab_size
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """A chain for each context."""
         parent = range(-1, self.max_nodes - 1)
         tokens = ([self._draw.randrange(self._vocab_size) for _ in parent] for _ in contexts)
         return [Draft(DraftTree.build(each, parent)) for each in tokens]
@@ -182,7 +180,6 @@ class CostLanes:
         return [[step for step in steps if step and step.drafts == wanted] for steps, wanted in by_lane]
 
     def costs(self, rounds: Rounds) -> Costs:
-        """The costs, from the rounds of these lanes."""
         counted = self.counted(rounds)
         info, batch = self.engine.run_info, self.run[0].batch
         first, passes = _passes(self.plans, counted[1:], batch) if self.plans else ((), ())

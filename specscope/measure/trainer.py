@@ -44,8 +44,6 @@ class FolderDifference:
 
 @dataclass(frozen=True)
 class TrainerAudit:
-    """What the two folders are to each other."""
-
     source: str
     trainer: str
     served: str
@@ -60,7 +58,6 @@ class TrainerAudit:
 
     @property
     def verdict(self) -> str:
-        """In a sentence, with what was compared."""
         compared = f"{plural(self.tensors, 'tensor')} and {plural(self.settings, 'setting')} compared"
         if not self.differences:
             return f"The served head is the trained one: {compared}, none differs."

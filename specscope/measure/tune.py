@@ -46,7 +46,6 @@ def _infos(data: Recorded) -> list[RequestInfo]:
 
 
 def _evenly(items: Sequence[Any], count: int) -> list[Any]:
-    """So many of them, or all."""
     return list(items) if len(items) <= count else [items[i * len(items) // count] for i in range(count)]
 
 

@@ -72,12 +72,10 @@ class VerifyCall:
 
 
 def one_hot(row: Doubles, token: Any) -> Doubles:  # noqa: ANN401
-    """All at one token."""
     return np.asarray(np.arange(len(row)) == token, np.float64)
 
 
 def argmax(row: Doubles, *_: Any) -> Doubles:  # noqa: ANN401
-    """All at its likeliest token."""
     return one_hot(row, row.argmax())
 
 

@@ -166,7 +166,6 @@ def trees(shape: TreeShape, q: Conditional, drawn: Drawn) -> Iterator[tuple[Draf
 
 
 def text_to(tree: DraftTree, node: int) -> Prefix:
-    """The drafted tokens down to a node."""
     return () if node == ROOT else tuple(tree.token[tree.path_to(node)].tolist())
 
 

@@ -84,7 +84,6 @@ class Evidence:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of an answer must know."""
         notes = []
         if self.run is not None and not self.run.tells_tokens:
             notes.append(f"{self.run.privacy.lack}: which token it was and where the target's choice was is unknown")

@@ -218,7 +218,6 @@ class RejectionKinds:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the kinds must know."""
         untold = lacks_draft_tokens(self._evidence.run)
         full = self.columns.parents.there[self._evidence.drafts].all()
         return (

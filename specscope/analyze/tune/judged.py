@@ -122,7 +122,6 @@ class Judge:
         return child
 
     def row(self, plan: TreePlan, family: str = "asked") -> TreeRow:
-        """A static or dynamic tree."""
         lost = np.zeros(len(self._reach))
         if isinstance(plan, DynamicPlan):
             seen, unexpanded = self.search(plan.depth, plan.top)

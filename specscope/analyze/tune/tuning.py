@@ -95,7 +95,6 @@ class Tuning:
     choice = cached_property[TreeRow | None](lambda tuning: tuning.named("choice"))  # what to take; None without costs
 
     def family(self, name: str) -> list[TreeRow]:
-        """The best of each size."""
         return [row for row in self.rows if row.family == name]
 
     def to_dict(self) -> dict[str, Any]:
