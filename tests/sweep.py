@@ -11,7 +11,8 @@ FULL = "SPECSCOPE_SWEEP"  # how many cases of each sweep; without it, so many th
 SECONDS = 60  # after which a command hangs
 FLAGS = re.compile(r"\(see specscope[\w -]* --help\)\n$|^specscope: error: --")  # about a flag that cannot be read
 WITH_JSON = ("report", "verify", "diagnose", "compare", "why", "tune", "doctor")
-ESCAPE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+# What could move a cursor, colour what follows or turn a line: nothing of it may come from a capture
+RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def cases(usual: int) -> int:
@@ -42,7 +43,7 @@ def wrong_with(words: list[str]) -> str:
         return said
     if code == 2 and not err.strip() and not out.strip():
         return f"{said}: silence"
-    if ESCAPE.search(err) or ESCAPE.search(out):
+    if RAW.search(err) or RAW.search(out):
         return f"{said}: raw control characters in {(out + err)[:200]!r}"
     return (
         f"{said}: {wrong}"

@@ -133,14 +133,6 @@ def test_a_file_whose_name_is_not_text(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory):
-    """A capture without a decode step: nothing can be judged."""
-    path = tmp_path_factory.mktemp("several") / "head.jsonl"
-    path.write_text(Path(NGRAM).read_text().splitlines(keepends=True)[0])
-    return str(path)
-
-
-@pytest.fixture(scope="module")
 def wrong(tmp_path_factory):
     """A capture with one coin that is not the seed's."""
     path = tmp_path_factory.mktemp("several") / "wrong.jsonl"
@@ -160,14 +152,6 @@ def test_each_is_judged_by_itself_and_named(verb, wrong):
         assert text in out
         assert file in text.splitlines()[0]
     assert out.splitlines()[-1] == f"2 captures: 1 consistent ({EAGLE}); 1 not consistent ({wrong})"
-
-
-def test_what_is_wrong_beats_what_cannot_be_judged_and_that_beats_what_is_right(head, wrong):
-    for files, code in (([EAGLE, SAMPLED], 0), ([EAGLE, head], 2), ([head, wrong, EAGLE], 1)):
-        found, out, _ = run_here(["verify", *files, "--json"])
-        read = json.loads(out)
-        assert (found, read["exit"]) == (code, code)
-        assert [one["exit"] for one in read["captures"]] == [run_here(["verify", file])[0] for file in files]
 
 
 def test_one_that_cannot_be_read_is_told_and_the_others_are_judged(tmp_path, wrong):

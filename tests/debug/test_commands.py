@@ -524,19 +524,9 @@ def test_goto_start_of_a_screen_searches_the_first_step_too_and_moving_it_moves_
     assert shown.news[-1].text.startswith("step 1")
 
 
-def test_a_fork_can_be_interrupted(engine):
-    engine.run("next 3")
-    engine.what_if.interrupted = lambda: True
-    with pytest.raises(UserError, match=r"interrupted: the fork had made [1-9]"):
-        engine.run("fork seed=4 tokens=30")
-    del engine.what_if.interrupted
-    assert "fork of" in engine.run("fork seed=4 tokens=3")
-
-
 @pytest.fixture(scope="module")
 def run(deep):
-    how = {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"}
-    engine = tiny_engine(deep, **how)
+    engine = tiny_engine(deep, **HOW)
     session = commands_over(engine).session
     for seed in range(6):
         engine.add("abcabcabcab", SamplingParams(temperature=1.5, max_tokens=24, seed=seed, ignore_eos=True))

@@ -148,21 +148,6 @@ def kept_requests(sent: Sent, path: Path) -> set[str]:
     return requests
 
 
-@pytest.mark.parametrize(("form", "compression"), [("json", "zstd"), ("proto", '""'), ("proto", "zstd")])
-def test_the_file_exporter_s_other_formats_are_read(form, compression, collector, fleet, tmp_path):
-    """All of a run, which is decided when the collector ends: record by record as it was sent."""
-    sent, files = fleet[0], tmp_path / "files"
-    settings = [f"yaml:exporters::file::format: {form}", f"yaml:exporters::file::compression: {compression}"]
-    with Receiver(lambda spans: None) as jaeger:
-        environment = variables(files, jaeger, 10**6, 100)
-        with programs.running(collector, [CONFIG, *settings], tmp_path / "log", environment) as here:
-            sent.send(f"http://{environment['COLLECTOR_GRPC']}")
-            here.stop()
-    assert here.complaints() == []
-    (path,) = files.iterdir()
-    assert_is_all_of(path, sent)
-
-
 JAEGER_CONFIG = str(Path(__file__).parent / "jaeger.yaml")
 QUERIES = Path(__file__).parents[2] / "docs" / "queries.md"
 ENGINE = f"{SERVICE} engine"
@@ -265,28 +250,6 @@ def test_all_traces_of_a_service_are_the_run(tmp_path, jaeger):
         path = tmp_path / f"{sent.run.run_id}.json"
         path.write_text(json.dumps({"result": {"resourceSpans": mine}}))
         assert_is_all_of(path, sent)
-
-
-def test_requests_and_engine_steps_are_two_services_and_links_lead_from_one_to_the_other_and_back(jaeger):
-    assert set(jaeger.get("/api/v3/services")["services"]) == {SERVICE, ENGINE}
-    found = [(service, *each) for service in (SERVICE, ENGINE) for each in spans_of(jaeger.search(service))]
-    assert all(asked == service for asked, service, _ in found)
-    spans = {(span["traceId"], span["spanId"]): span for *_, span in found}
-    requests = {span["traceId"] for service, _, span in found if service == SERVICE}
-    assert requests == {t for sent in jaeger.fleet for t in sent.traces().values()}
-    steps = sum(service == ENGINE and span["name"] == "engine_step" for service, _, span in found)
-    assert steps == sum(len(sent.records) for sent in jaeger.fleet)
-    links = {
-        (here, (link["traceId"], link["spanId"])) for here, span in spans.items() for link in span.get("links", ())
-    }
-    names = {(spans[here]["name"], spans[there]["name"]) for here, there in links}  # none leads nowhere
-    assert names == {(a, "engine_step") for a in ("decode_step", "prefill")} | {
-        ("engine_step", b) for b in ("decode_step", "prefill")
-    }
-    decode_steps = {here for here, span in spans.items() if span["name"] == "decode_step"}
-    there = {(here, step) for here, step in links if here in decode_steps}
-    assert len(there) == len(decode_steps)
-    assert {(step, here) for here, step in there} <= links
 
 
 @pytest.mark.parametrize("store", ["memory", "badger"])

@@ -17,7 +17,7 @@ from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.trace.wire.unspan import STEPS_BEHIND, Decoder
 from tests.support.commands import run_here
-from tests.sweep import wrong_with
+from tests.sweep import RAW, wrong_with
 from tests.trace.damage import DEPTH, SAMPLES, TRACES, set_value, small, spans_of, with_wrong_numbers
 from tests.trace.look_at import look_at
 from tests.trace.samples import decode, encoded, records, written
@@ -283,25 +283,41 @@ def hostile_records():
         )
 
 
-def test_text_of_a_capture_never_takes_hold_of_the_terminal(tmp_path):
-    path, sent = tmp_path / "run.jsonl", list(hostile_records())
+LOOKS = ("where", "tree", "requests", "info step", "info kv", "info request", "node 0", "node 1", "info branch")
+SCRIPT = ["break reject if p > 0.1", "continue", "goto 0", *[*LOOKS, "request r0", "request r1", "next"] * 8]
+SHOWS = ("report FILE", "verify FILE", "debug FILE --commands SCRIPT")
+SHOWS += ("export FILE -o page.html", "export FILE -o tables")
+
+
+def wrong_with_verbs(verbs):
+    """What is wrong with how these end over FILE; what they print, and a page, would stay where it is printed."""
+    Path("SCRIPT").write_text("\n".join([*SCRIPT, "reverse-continue"]))
+    found = [problem for words in verbs if (problem := wrong_with(words.split()))]
+    return found + [match.group() for page in Path().glob("*.html") for match in RAW.finditer(page.read_text("utf-8"))]
+
+
+def test_text_of_a_capture_never_takes_hold_of_the_terminal(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, sent = Path("FILE"), list(hostile_records())
     run = replace(hostile(RUN), run_id=RUN.run_id, evidence=RUN.evidence)
     written(path, sent, run, Vocabulary({i: HOSTILE.encode() for i in range(100)}))
     assert read_capture(path).history.steps == sent  # exact, all the same
-    assert look_at(path, page=True) == 4
+    assert look_at(path) == 4
+    assert wrong_with_verbs(SHOWS) == []
 
 
 @pytest.mark.parametrize("key", ["specscope.context_len", "specscope.prefill_tokens", "specscope.request.step"])
 @pytest.mark.parametrize("value", [2**31 - 1, 2**31 - 2])
-def test_counts_as_large_as_they_may_be_are_drawn(tmp_path, key, value):
-    path = tmp_path / "run.jsonl"
-    lines = small("planted")
+def test_counts_as_large_as_they_may_be_are_drawn(tmp_path, monkeypatch, key, value):
+    monkeypatch.chdir(tmp_path)
+    path, lines = Path("FILE"), small("planted")
     for line in lines:
         for span in spans_of(line):
             set_value(span, key, value)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert look_at(path) > 3
+    assert wrong_with_verbs(SHOWS[:3]) == []
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
 
 
@@ -317,8 +333,9 @@ COSTS = str(TRACES.parent / "tests" / "data" / "costs.json")
 
 
 VERBS = (
-    *("report FILE --json", "verify FILE", "compare FILE WHOLE", "compare FILE FILE", "compare WHOLE FILE --json"),
-    *(f"tune FILE --costs {COSTS}", "export FILE -o tables"),
+    *SHOWS,
+    *("report FILE --json", "compare FILE WHOLE", "compare FILE FILE", "compare WHOLE FILE --json"),
+    f"tune FILE --costs {COSTS}",
 )
 
 
@@ -330,7 +347,7 @@ def test_wrong_numbers_are_shown_nothing_is_left_out_and_every_verb_ends_well(tm
     path, whole = Path("FILE"), Path("WHOLE")
     path.write_bytes(with_wrong_numbers(small(name), seed, share=0.2))
     whole.write_text("".join(json.dumps(line) + "\n" for line in small(name)))
-    assert look_at(path, page=True) == len(read_capture(whole).history.steps)
+    assert look_at(path) == len(read_capture(whole).history.steps)
     assert not [line for line in read_capture(path).warnings if "left out" in line]
-    assert [problem for words in VERBS if (problem := wrong_with(words.split()))] == []
+    assert wrong_with_verbs(VERBS) == []
     assert run_here(["verify", "FILE"])[0] == 1
