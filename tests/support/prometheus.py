@@ -61,6 +61,7 @@ class Prometheus:
         self._url = f"http://127.0.0.1:{port}/api/v1/"
         command = [binary(), f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", "--log.format=json"]
         command += [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"]
+        command += ["--storage.tsdb.retention.time=99y"]  # a store that was made beforehand stays
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
 

@@ -5,14 +5,12 @@ import json
 import re
 import shutil
 import subprocess
-import urllib.parse
 import urllib.request
 from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
-from prometheus_client.samples import Sample
 
 from specscope.errors import UserError
 from specscope.trace.metrics import GAUGES, OPENMETRICS, PLAIN, Metrics, Totals, series_of
@@ -22,10 +20,10 @@ from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sampling import ratio_keeps
 from specscope.trace.wire.spans import own_trace
 from tests.counting import lines_run
-from tests.processes import free_port
 from tests.support import records as made
+from tests.support.prometheus import prometheus
 from tests.trace.strategies import RUN
-from tests.waiting import HANG_SECONDS, until
+from tests.waiting import HANG_SECONDS
 
 MS = made.MS
 LENGTH = "specscope:request_acceptance_length"
@@ -251,8 +249,8 @@ def test_it_asks_for_metrics_that_there_are():
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory):
-    """(asks a real one, what was counted): its store holds a sample run, a step each scrape."""
+def scraped(tmp_path_factory):
+    """(a real Prometheus, what was counted): its store holds a sample run, a step each scrape."""
     if shutil.which("prometheus") is None or shutil.which("promtool") is None:
         pytest.skip("prometheus is absent (apt-get install prometheus)")
     folder = tmp_path_factory.mktemp("prometheus")
@@ -260,78 +258,52 @@ def prometheus(tmp_path_factory):
     metrics, lines = Metrics(history.run.target, run=history.run), {}
     for number, record in enumerate(history.steps):
         metrics(record)
-        for family in metrics.registry.collect():
-            for sample in family.samples:
-                lines.setdefault(sample.name, []).append(_line(sample, START + EVERY * number))
+        for sample in (sample for family in metrics.registry.collect() for sample in family.samples):
+            labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+            line = f"{sample.name}{{{labels}}} {sample.value} {START + EVERY * number}\n"
+            lines.setdefault(sample.name, []).append(line)
     (folder / "run.om").write_text("".join(itertools.chain(*lines.values())) + "# EOF\n")
     store = ["promtool", "tsdb", "create-blocks-from", "openmetrics", folder / "run.om", folder / "data"]
     subprocess.run(store, check=True, capture_output=True)
-    (folder / "empty.yml").write_text("")
-    port = free_port()
-    flags = [f"--config.file={folder}/empty.yml", f"--storage.tsdb.path={folder}/data"]
-    flags += ["--storage.tsdb.retention.time=99y", f"--web.listen-address=127.0.0.1:{port}"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen(["prometheus", *flags], **quiet)
-
-    def ask(query):
-        at = START + EVERY * (len(history.steps) - 1)
-        words = urllib.parse.urlencode({"query": query, "time": at})
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{words}") as answer:
-            return json.load(answer)["data"]["result"]
-
-    def ready():
-        try:
-            return ask("vector(1)")
-        except OSError:
-            return None
-
-    try:
-        until(ready)
-        yield ask, history
-    finally:
-        server.terminate()
-        server.wait()
+    with prometheus({}, folder) as started:
+        started.until("vector(1)", 1)
+        yield started, history
 
 
-def _line(sample: Sample, at):
-    labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
-    return f"{sample.name}{{{labels}}} {sample.value} {at}\n"
-
-
-def over(ask, name, steps):
-    """A query of the dashboard over the last steps."""
-    return ask(QUERIES[name].replace("$__rate_interval", f"{EVERY * steps}s").replace("$model", ".*"))
+def over(scraped, query, steps=None):
+    """What a query of the dashboard answers at the end of the run, over its last steps or all of them."""
+    started, history = scraped
+    seconds = f"{EVERY * (steps or len(history.steps))}s"
+    for name, value in (("$__rate_interval", seconds), ("10m", seconds), ("$model", ".*")):
+        query = query.replace(name, value)
+    return started.ask("query", query=query, time=START + EVERY * (len(history.steps) - 1))["result"]
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_real_prometheus_answers(prometheus, name):
-    ask, history = prometheus
-    answers = over(ask, name, len(history.steps))
+def test_a_real_prometheus_answers(scraped, name):
+    answers = over(scraped, QUERIES[name])
     assert answers, "no series"
     assert all(float(answer["value"][1]) >= 0 for answer in answers)
-    model = {answer["metric"]["model_name"] for answer in answers}
-    assert model == {history.run.target}
+    assert {answer["metric"]["model_name"] for answer in answers} == {scraped[1].run.target}
 
 
-def test_the_figures_are_the_reports(prometheus):
-    ask, history = prometheus
+def test_the_figures_are_the_reports(scraped):
+    history = scraped[1]
     steps = len(history.steps) // 2
     first, last = history.acceptance_at(len(history.steps) - 1 - steps, None), history.acceptance
     drafts = last.drafts - first.drafts
-    ((_, length),) = [answer["value"] for answer in over(ask, "Acceptance length A", steps)]
+    ((_, length),) = [answer["value"] for answer in over(scraped, QUERIES["Acceptance length A"], steps)]
     assert float(length) == pytest.approx(1 + (last.accepted - first.accepted) / drafts)
-    rates = over(ask, "Acceptance rate by position A", steps)
+    rates = over(scraped, QUERIES["Acceptance rate by position A"], steps)
     found = [float(answer["value"][1]) for answer in sorted(rates, key=lambda one: one["metric"]["position"])]
     counts = zip(first.accepted_at, last.accepted_at, strict=True)
     assert found == pytest.approx([(after - before) / drafts for before, after in counts])
-    reasons = over(ask, "Drafts left out, and why A", len(history.steps))
+    reasons = over(scraped, QUERIES["Drafts left out, and why A"])
     undrafted = history.totals.undrafted_upto(len(history.steps))
     assert {answer["metric"]["reason"] for answer in reasons} == {reason.value for reason in undrafted} != set()
 
 
-def test_the_alert_is_of_a_collapse_alone(prometheus):
-    ask, history = prometheus
-    whole = ALERT.replace("10m", f"{EVERY * len(history.steps)}s")
-    assert ask(whole) == []
-    (collapsed,) = ask(whole.replace("< 1.2", "< 9"))
-    assert collapsed["metric"]["model_name"] == history.run.target
+def test_the_alert_is_of_a_collapse_alone(scraped):
+    assert over(scraped, ALERT) == []
+    (collapsed,) = over(scraped, ALERT.replace("< 1.2", "< 9"))
+    assert collapsed["metric"]["model_name"] == scraped[1].run.target
