@@ -46,9 +46,14 @@ EVERY = 10.0  # seconds between lines of progress
 captures_argument = click.argument("captures", nargs=-1, required=True, type=RECORDED, metavar="CAPTURE...")
 
 
-def read_branch(file: str, branch: int | None) -> CaptureReader:
-    """A whole capture, its history at the end of a branch; None: of the last. Raises UserError."""
+def read_branch(file: str, branch: int | None, what: str = "") -> CaptureReader:
+    """A whole capture, its history at the end of a branch; None: of the last. `what` it is to be, if that needs steps.
+
+    Raises UserError.
+    """
     reader = read_capture(file)
+    if what:
+        need_steps(reader.history, file, what)
     gc.freeze()  # what was read stays until the command ends: no later search for cycles looks at it
     if branch is not None:
         if branch not in reader.history.branches:
@@ -67,7 +72,7 @@ def read_shown(file: str, what: str) -> CaptureReader:
     return reader
 
 
-def need_steps(history: History, file: str, what: str = "judged") -> None:
+def need_steps(history: History, file: str, what: str) -> None:
     """Refuse a capture that holds only sums, over intervals or of requests, and no steps. Raises UserError."""
     if history.figures_only:
         raise UserError(

@@ -34,7 +34,7 @@ from specscope.terminal import text_console
 from specscope.testing.calls import judge_calls, read_calls
 from specscope.trace.kinds import ARRAYS, TENSORS, kind_of, start_of
 from specscope.trace.record.vocabulary import printable, shell_word
-from specscope.trace.wire.reading import CaptureReader, split_file
+from specscope.trace.wire.reading import split_file
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.options import Options
@@ -84,8 +84,7 @@ def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str 
                 raise UserError(f"{printable(file)} is no capture and has no branches: leave out --branch")
             return judge_file(file, rule, alpha, as_json=as_json)
         own_rule = None if rule is None else load_rule(rule, NamedCode.find(rule, "--rule"))
-        reader = reading.read_branch(file, branch)
-        reading.need_steps(reader.history, file)
+        reader = reading.read_branch(file, branch, "judged")
         trial = judge(reader.history, source=file, alpha=alpha, warnings=reader.warnings, own_rule=own_rule)
         if not as_json:
             render_trial(trial, text_console())
@@ -202,12 +201,6 @@ class JudgeFlags:
             others |= {"only"} if self.only == "locate" else set()
             refuse_others("--trainer", "compares whole folders", refused=others)
 
-    def read(self, file: str) -> CaptureReader:
-        """A capture that has steps, at the end of the branch. Raises UserError."""
-        reader = reading.read_branch(file, self.branch)
-        reading.need_steps(reader.history, file)
-        return reader
-
     def models(self, history: History, sample: int | None) -> Options:
         from specscope.measure.judges import audit_options
 
@@ -236,7 +229,7 @@ class JudgeFlags:
 def _examine(file: str, asked: JudgeFlags) -> Mapping[str, Any]:
     from specscope.analyze.diagnose.text import render_diagnosis
 
-    reader = asked.read(file)
+    reader = reading.read_branch(file, asked.branch, "judged")
     models, left_out = (None, []) if asked.no_audit else asked.models_or_why(reader.history)
     declined = ["the audit was skipped: you gave --no-audit"] if asked.no_audit else []
     more = {"warnings": reader.warnings, "known": not asked.no_known, "left_out": left_out, "declined": declined}
@@ -278,7 +271,7 @@ def said_of(history: History, file: str, warnings: Sequence[str]) -> tuple[bool,
 def audited(file: str, asked: JudgeFlags) -> Mapping[str, Any]:
     from specscope.analyze.audit.audit import audit, render_audit
 
-    reader = asked.read(file)
+    reader = reading.read_branch(file, asked.branch, "judged")
     with reading.progress_bar() as progress:
         result = audit(reader.history, file, asked.models(reader.history, asked.sample), progress)
     return asked.told(file, "audit", result, render_audit, reader.warnings, *result.notes)
@@ -288,7 +281,7 @@ def beside_training(file: str, asked: JudgeFlags) -> Mapping[str, Any]:
     """Compare the head that served a capture with the folder that it was trained in. Raises UserError."""
     from specscope.measure.trainer import audit_trainer, render_trainer
 
-    reader = asked.read(file)
+    reader = reading.read_branch(file, asked.branch, "judged")
     compared = audit_trainer(reader.history, file, asked.trainer or "", asked.target, asked.draft_model)
     return asked.told(file, "audit", compared, render_trainer, reader.warnings, *compared.warnings)
 
@@ -301,7 +294,7 @@ def located(place: str, asked: JudgeFlags, lifetime: Lifetime) -> Mapping[str, A
     file, text = split_file(place)
     if asked.screen:
         need_terminal(f"specscope diagnose --only locate {shell_word(place)}")
-    reader = asked.read(file)
+    reader = reading.read_branch(file, asked.branch, "judged")
     history = reader.history
     request, named = history.find(text) if text else (None, None)
     if request is not None and named is not None and named.index is not None:
@@ -315,9 +308,9 @@ def located(place: str, asked: JudgeFlags, lifetime: Lifetime) -> Mapping[str, A
         stages = tuple(map(Stage, asked.stages)) or tuple(Stage)
         location = locate(session, place=named, stages=stages, progress=progress)
     if asked.screen:
-        from specscope.tui.app import run_answer
+        from specscope.tui.app import answer_app, run
         from specscope.tui.screens.locate import LocateScreen, help_lines
 
         first = lambda look: LocateScreen(look, location)  # noqa: E731
-        run_answer(lifetime, "specscope diagnose", first, help_lines, history.vocabulary)
+        run(answer_app("specscope diagnose", first, help_lines, history.vocabulary), lifetime)
     return asked.told(file, "locate", location, render_location, reader.warnings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections import UserDict
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import chain
@@ -30,21 +30,12 @@ OTHERS = {"diff": "compare", "explain": "why", "show": "open", "view": "open", "
 NAME = 14  # columns of a verb's name
 
 
-class Verbs(Mapping[str, click.Command]):
+class Verbs(UserDict[str, click.Command]):
     """The verbs by name. Each is imported when it is asked for: not every installation has what all of them need."""
 
     def __getitem__(self, name: str) -> click.Command:
         module = vars(import_module(f"specscope.cli.{HOMES[name]}"))
         return next(each for each in module.values() if isinstance(each, click.Command) and each.name == name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(HOMES)
-
-    def __len__(self) -> int:
-        return len(HOMES)
-
-    def __contains__(self, name: object) -> bool:
-        return name in HOMES
 
 
 class GroupedVerbs(click.Group):
@@ -75,7 +66,7 @@ class GroupedVerbs(click.Group):
 
 
 @click.group(
-    cls=GroupedVerbs, commands=Verbs(), context_settings=CONTEXT, no_args_is_help=False, invoke_without_command=True
+    cls=GroupedVerbs, commands=Verbs(dict.fromkeys(HOMES)), context_settings=CONTEXT, invoke_without_command=True
 )
 @click.version_option(specscope.__version__, "-V", "--version", prog_name="specscope")
 @click.pass_context

@@ -116,7 +116,6 @@ class X(click.ParamType):  # type: ignore[type-arg]
         self.takes, self._place = takes, place
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Files, by the shell itself."""
         return [CompletionItem(incomplete, type="file")]
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:

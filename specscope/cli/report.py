@@ -125,9 +125,8 @@ def why(place: str, *, as_json: bool, branch: int | None) -> None:
       specscope why run.jsonl#r3@17/4    a node: what the target wanted, what decided, what would have accepted it
     """
     file, text = split_file(place)
-    reader = read_branch(file, branch)
+    reader = read_branch(file, branch, "explained")
     history = reader.history
-    reading.need_steps(history, file, "explained")
     answer: NodeAnswer | RunAnswer
     if not text:
         answer = why_run(history)
@@ -220,12 +219,12 @@ def compare(lifetime: Lifetime, /, captures: tuple[str, ...], screen: bool, as_j
         sys.exit(counts_code)
     comparison = compare_sides(*read, asked)
     if screen:
-        from specscope.tui.app import run_answer
+        from specscope.tui.app import answer_app, run
         from specscope.tui.screens.compare import Compared, CompareScreen, help_lines
 
         compared = Compared(comparison, *read)
         first = lambda look: CompareScreen(look, compared)  # noqa: E731
-        run_answer(lifetime, "specscope compare", first, help_lines, read[0].vocabulary)
+        run(answer_app("specscope compare", first, help_lines, read[0].vocabulary), lifetime)
     elif as_json:
         _print_json(comparison.to_dict(), (comparison.a, comparison.b), comparison.exit_code)
     else:

@@ -38,7 +38,6 @@ from specscope.trace.history.totals import Undrafted, count_undrafted, undrafted
 from specscope.trace.history.wording import failures, plural
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestEnd, StepRecord
-from specscope.trace.record.tree import Ints
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import split_reference
 
@@ -171,7 +170,7 @@ def _without_screen(asked: AskedRun, lifetime: Lifetime, *, quiet: bool) -> int:
     from specscope.live.start import start_engine, too_long
 
     console, specs = text_console(error=True, quiet=quiet), asked.specs
-    total, undrafted, texts, ends = Acceptance(), Counter[Undrafted](), list[Ints](), list[RequestEnd]()
+    total, undrafted, ends = Acceptance(), Counter[Undrafted](), list[RequestEnd]()
     with terminal_bar(console, "starting", len(specs)) as update:
         with ends_at_once():
             begin = _staged(console, update)
@@ -201,14 +200,13 @@ def _without_screen(asked: AskedRun, lifetime: Lifetime, *, quiet: bool) -> int:
                         engine.cancel_all()
                     record = engine.step()
                     undrafted.update(count_undrafted(engine.run_info, [record]))
-                    texts += [end.output for end in record.finished]
                     ends += record.finished
                     _count(record, total, update)
             finally:
                 losses = outputs.close()
     warn(*losses, *(errors := failures(ends)))
     what = "interrupted; captured" if interrupt.asked else "captured"
-    line = f"{what} {summary(total, undrafted, loop_share(texts))}"
+    line = f"{what} {summary(total, undrafted, loop_share([end.output for end in ends]))}"
     line += f" → {outputs.captured}" if outputs.captured else ""
     console.print(line, highlight=False, soft_wrap=True)
     if outputs.sampled:

@@ -22,7 +22,7 @@ from specscope.cli.options import (
     refuse_others,
     whole_from,
 )
-from specscope.cli.streams import show, warn
+from specscope.cli.streams import say, warn
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
@@ -149,16 +149,18 @@ def _serve(config: EngineConfig, options: ServeOptions, sinks: OutputOptions, li
     bound = bind(options)
     host, port = bound.getsockname()[:2]
     with ends_at_once():
-        engine = on_passing_thread(lambda: start_engine(config, lambda stage: _say(f"{stage} ...")))
+        engine = on_passing_thread(lambda: start_engine(config, lambda stage: say(f"specscope: {stage} ...")))
     outputs = Outputs(sinks, engine.bus, engine.run_info, engine.vocabulary, None, tell=warn)
     if outputs.renamed:
-        _say(outputs.renamed)
+        say(f"specscope: {outputs.renamed}")
     lifetime.leave = outputs.close  # where requests take longer than the grace
     gc.freeze()  # what was loaded stays: the collector need not walk it while it serves
 
     serving, name = Serving(engine, options, bound), options.name or engine.run_info.target
     try:
-        asyncio.run(serving.run(lambda: _say(f"serving {name} on http://{address(host, port)} (Ctrl-C to stop)")))
+        asyncio.run(
+            serving.run(lambda: say(f"specscope: serving {name} on http://{address(host, port)} (Ctrl-C to stop)"))
+        )
     except UserError:
         raise
     except Exception as error:
@@ -168,7 +170,3 @@ def _serve(config: EngineConfig, options: ServeOptions, sinks: OutputOptions, li
     finally:
         warn(*outputs.close())
     return outputs.code
-
-
-def _say(line: str) -> None:
-    show(f"specscope: {line}", error=True)

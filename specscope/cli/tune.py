@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
@@ -32,7 +31,6 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.rules import BLOCK, STANDARD, is_own
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import as_runs
-from specscope.trace.wire.reading import read_capture
 from specscope.tree_shape import LONGEST, MAX_NODES
 
 # Of settings: trees, depths of a chain, and what makes TensorRT-LLM draft a chain
@@ -115,10 +113,7 @@ def tune(captures: tuple[str, ...], batch: int, nodes: int, costs: str | None, *
 
 
 def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
-    readers = [read_capture(path) for path in captures]
-    gc.freeze()  # what was read stays until the command ends
-    for path, reader in zip(captures, readers, strict=True):
-        reading.need_steps(reader.history, path, "tuned")
+    readers = [reading.read_branch(path, None, "tuned") for path in captures]
     warnings = [line for reader in readers for line in reader.warnings]
     return recorded(captures, [reader.history for reader in readers]), warnings
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -103,14 +104,10 @@ def watch(lifetime: Lifetime, /, sources: tuple[str, ...], listen: str | None, h
 def _outputs(asked: OutputOptions, run: RunInfo, bus: Bus, engine: str, number: int) -> Outputs:
     """The outputs of an engine. The name of a second one's capture was not given: it must not replace another file."""
     if asked.capture is not None and number:
-        asked = replace(asked, capture=numbered(asked.capture, number), existing=Existing.NEW_NAME)
+        given = Path(asked.capture)
+        other = given.with_name(f"{given.stem}-{number + 1}{given.suffix}")
+        asked = replace(asked, capture=str(other), existing=Existing.NEW_NAME)
     return Outputs(asked, bus, run, Vocabulary(), None, engine=engine)
-
-
-def numbered(path: str, number: int) -> str:
-    """The capture of the engine of that number: run.jsonl, run-2.jsonl, ..."""
-    file = Path(path)
-    return path if not number else str(file.with_name(f"{file.stem}-{number + 1}{file.suffix}"))
 
 
 def _show_engines(address: str, lifetime: Lifetime) -> None:
@@ -125,10 +122,8 @@ def _show_engines(address: str, lifetime: Lifetime) -> None:
         from specscope.tui.app import run_app
 
         attached = Attached(host, port, port + 1 if port else 0)
-    try:
+    with closing(attached):
         run_app(attached.on_screen(), lifetime, title=attached.where)
-    finally:
-        attached.close()
 
 
 def _show(watching: Watch, seconds: float | None, lifetime: Lifetime) -> int:

@@ -53,15 +53,12 @@ class Event:
 
 def events(record: StepRecord, history: History, wanted: frozenset[EventKind]) -> Iterator[Event]:
     """The wanted events of a step, in the order in which they happened. The history may hold the step already."""
-    happened = itertools.chain(
-        ((EventKind.PREEMPT, name, None, None) for name in record.preempted),
-        ((kind, part.request, part, node) for part in record.requests for kind, node in _of_part(part, wanted)),
-        (
-            (kind, end.info.id, None, None)
-            for end in record.finished
-            for kind in ([EventKind.ERROR] * (end.reason is FinishReason.ERROR) + [EventKind.FINISH])
-        ),
-    )
+    happened: list[tuple[EventKind, str, RequestStep | None, int | None]]
+    happened = [(EventKind.PREEMPT, name, None, None) for name in record.preempted]
+    happened += [(kind, part.request, part, node) for part in record.requests for kind, node in _of_part(part, wanted)]
+    for end in record.finished:
+        kinds = [EventKind.ERROR] * (end.reason is FinishReason.ERROR) + [EventKind.FINISH]
+        happened += [(kind, end.info.id, None, None) for kind in kinds]
     for kind, name, part, node in happened:
         if kind in wanted:
             yield Event(kind, name, StepFacts(record, name, part, history, node), node)

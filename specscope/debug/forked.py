@@ -90,14 +90,9 @@ class Forked:
         if not self.differ:
             return "the same tokens"
         a, b = (vocabulary.show(x[self.same]) if self.same < len(x) else "the end" for x in self.outputs)
-        return f"first difference: token {self.same} after the fork, {a} became {b}{self._why}"
-
-    @property
-    def _why(self) -> str:
-        """Why the outputs differ: a requested change explains it; rounding is named only where no change can matter."""
-        if self.explained:
-            return f": {self.explained} explains it"
-        return ", at a near tie: rounding alone may explain it" if self.near_tie else ""
+        why = ", at a near tie: rounding alone may explain it" if self.near_tie else ""
+        why = f": {self.explained} explains it" if self.explained else why  # rounding, where no change can matter
+        return f"first difference: token {self.same} after the fork, {a} became {b}{why}"
 
     @property
     def near_tie(self) -> bool:

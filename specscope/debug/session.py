@@ -49,6 +49,7 @@ class Session:
         # How usual a node is in the run so far, a sentence each: what looks at whole runs puts it here
         self.typical: Callable[[RequestStep, int], Sequence[str]] = lambda part, node: ()
         self.interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on
+        self.runs_on = engine is not None  # whether steps may still come
         self._cursor = position  # over a capture
         self.viewed: int | None = None  # the place of the step that is looked at, where an engine stands at a later one
         self._node: tuple[StepRecord | None, RequestStep, int] | None = None  # in which step of what, and which
@@ -157,7 +158,7 @@ class Session:
             return ""
         return f"step {before.step} was recomputed with other rounding: branch {record.branch} begins here"
 
-    def _run(self, done: Callable[[StepRecord], Stop | None] = lambda _: None) -> Stop:
+    def cont(self, done: Callable[[StepRecord], Stop | None] = lambda _: None) -> Stop:
         """Go on until a breakpoint, the end, or a stop that `done` gives."""
         moved = False
         while (record := self._advance()) is not None:
@@ -169,12 +170,9 @@ class Session:
                 return self._stop(StopReason.INTERRUPTED)
         return self._stop(StopReason.END, moved=moved)
 
-    def cont(self) -> Stop:
-        return self._run()
-
     def next(self, count: int = 1) -> Stop:
         taken = counting(1)
-        return self._run(lambda record: Stop(StopReason.STEP, record.step) if next(taken) == count else None)
+        return self.cont(lambda record: Stop(StopReason.STEP, record.step) if next(taken) == count else None)
 
     def step(self) -> Stop:
         """Run one phase: schedule, draft, forward, verify, commit. Over a capture: a step."""
@@ -203,7 +201,7 @@ class Session:
 
         if any(map(ended, self.history.steps[: self.position + 1])):
             raise UserError(f"{chosen.id} has already ended")
-        return self._run(ended)
+        return self.cont(ended)
 
     def until(self, condition: str) -> Stop:
         wanted = Expression(condition, types_of(EventKind.STEP))
@@ -213,7 +211,7 @@ class Session:
             name = next((each.name for each in facts if wanted(each)), None)
             return None if name is None else Stop(StopReason.UNTIL, record.step, request=name, condition=wanted.text)
 
-        return self._run(holds)
+        return self.cont(holds)
 
     # Back
 
@@ -263,10 +261,8 @@ class Session:
 
         if index is None:
             stop = self._stop(StopReason.STEP)
-        elif (
-            self.engine is not None and request.end is None and not (request.steps and index <= request.steps[-1].index)
-        ):
-            stop = self._run(reached)  # it may still come there
+        elif self.runs_on and request.end is None and not (request.steps and index <= request.steps[-1].index):
+            stop = self.cont(reached)  # it may still come there
         else:
             stop = self.goto(request.at(index))
         self.request = name

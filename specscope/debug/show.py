@@ -300,7 +300,6 @@ def why_text(stop: Stop) -> str:
 
 
 def hit_text(hit: BreakpointHit) -> str:
-    """Which breakpoint, and at what, in a line."""
     node = "" if hit.node is None else f", node {hit.node}"
     return f"breakpoint {hit.number} ({hit.text}) at step {hit.step}, {printable(hit.request)}{node}"
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from specscope.trace.wire.reading import CaptureReader
 
 NOTICES = 100  # news that wait to be shown
-
-
+READ_SECONDS = 0.08  # of reading between two looks at the keyboard
 Verb = Literal["pause", "resume", "step", "debug", "look", "submit", "cancel", "watch", "stop"]
 
 
@@ -46,8 +45,8 @@ class Control:
         self.error = ""  # why it failed; empty where it did not
         self.log: Sequence[str] = ()  # its last lines, where it was started for this screen
 
-    def poll(self, history: History) -> bool:
-        """Move what the engine has published into the history; True where anything changed. Never blocks."""
+    def poll(self, history: History) -> None:
+        """Move what the engine has published into the history. Never blocks."""
         raise NotImplementedError
 
     def ask(self, verb: Verb, value: Any = None) -> None:  # noqa: ANN401
@@ -72,9 +71,6 @@ class Control:
         return ""
 
 
-READ_SECONDS = 0.08  # of reading between two looks at the keyboard
-
-
 @dataclass
 class Viewer:
     """One run on the screen. `position` indexes `history.steps`; it follows the newest step while `follow`."""
@@ -85,9 +81,7 @@ class Viewer:
     position: int = -1
     follow: bool = True
     news: deque[News] = field(default_factory=deque)  # to be shown once; the screen takes them out
-    typical: Callable[[RequestStep, int], Sequence[str]] = (
-        lambda part, node: ()
-    )  # Session.typical, put here by a screen
+    typical: Callable[[RequestStep, int], Sequence[str]] = lambda part, node: ()  # Session.typical: a screen puts it
     _commands: Commands | None = None  # over a capture; a live engine has its own
     _before_first: bool = False  # whether the debugger stands before the first step, which the screen shows
 
@@ -150,12 +144,11 @@ class Viewer:
     def over(reader: CaptureReader) -> Viewer:
         """A viewer over a capture, which may still have more to read."""
         viewer = Viewer(history=reader.history, reader=reader)
-        if reader.done:
-            viewer._warn()
+        viewer._warn()
         return viewer
 
     def _warn(self) -> None:
-        if self.reader is not None and self.reader.warnings:
+        if self.reader is not None and self.reader.done and self.reader.warnings:
             self.news.append(Notice("\n".join(self.reader.warnings)))
 
     @property
@@ -183,26 +176,22 @@ class Viewer:
     def paused(self) -> bool:
         return self.control is not None and self.control.status == "paused"
 
-    def poll(self) -> bool:
-        """Take in what is new; True if the screen should change."""
+    def poll(self) -> None:
+        """Take in what is new."""
         gone = self.history.gone
-        changed = self.control.poll(self.history) if self.control else False
+        if self.control is not None:
+            self.control.poll(self.history)
         while self.control is not None and self.control.news:
             self.news.append(self.control.news.popleft())
-            changed = True
         self.position = max(self.position - (self.history.gone - gone), min(self.position, 0))
         self.position = min(self.position, len(self.history.steps) - 1)  # steps may have been taken back
         if self.reader is not None and not self.reader.done:
             self.reader.read(READ_SECONDS)
-            changed = True
-            if self.reader.done:
-                self._warn()
+            self._warn()
             if self.position >= 0 and not self.reader.done:
-                return changed  # stay where the first piece ended: following the reading would cost more than it
-        if self.follow and self.position != len(self.history.steps) - 1:
+                return  # stay where the first piece ended: following the reading would cost more than it
+        if self.follow:
             self.position = len(self.history.steps) - 1
-            return True
-        return changed
 
     def toggle_pause(self) -> None:
         """Pause or go on; over a capture, stop or start following its end."""
@@ -221,9 +210,6 @@ class Viewer:
         elif self.control is not None and self.live:
             self.follow = True
             self.control.ask("step")
-
-    def back(self) -> None:
-        self.goto(self.position - 1)
 
     def goto(self, position: int) -> None:
         """Show the step at `position` (kept within the history) and stay there."""

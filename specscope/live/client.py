@@ -131,21 +131,17 @@ class Worker(Control):
             case Stop() | Answer() | LookRefused() | PromptRefused() | Notice():
                 self._arrived.append(message)
 
-    def poll(self, history: History) -> bool:
-        """Move new records into the history, and what came with them into `news`; True where there was any."""
-        changed = False
+    def poll(self, history: History) -> None:
+        """Move new records into the history, and what came with them into `news`."""
         if history.run is None and self.ready is not None:
             history.run, history.vocabulary, history.limit = self.ready.run, self.ready.vocabulary, KEPT
-            changed = True
         while self._arrived and history.run is not None:
             message = self._arrived.popleft()
             if isinstance(message, StepRecord | Moved):
                 history.take(message)
             else:
                 self.news.append(message)
-            changed = True
         history.lost = self.bus.lost
-        return changed
 
     def ask(self, verb: Verb, value: Any = None) -> None:  # noqa: ANN401
         """As any Control. A prompt is text, decoded as all are, or a PromptSpec; watch: whether records are wanted."""

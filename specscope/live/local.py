@@ -122,7 +122,9 @@ class EngineWhatIf(WhatIf):
                 note = f"the original here is the request run again alone; it differs from the record, by {cause}"
             known += again[len(known) :]
         index = known[0].index if known else part.index
-        both = Forked(part.request, index, described, _upto(known, tokens), changed, tokens, dtype, forced, note)
+        starts = accumulate((step.emitted for step in known), initial=0)
+        original = tuple(step for step, start in zip(known, starts, strict=False) if start < tokens)
+        both = Forked(part.request, index, described, original, changed, tokens, dtype, forced, note)
         return replace(both, explained=self._explained(both, request, changes))
 
     def _explained(self, both: Forked, request: Request, changes: Changes) -> str:
@@ -211,11 +213,6 @@ class EngineWhatIf(WhatIf):
                 f"there is no node {text[:20]}: this step has {plural(len(part.tree), 'node')}, numbered from 0"
             )
         return number
-
-
-def _upto(steps: Sequence[RequestStep], tokens: int) -> tuple[RequestStep, ...]:
-    made = accumulate((step.emitted for step in steps), initial=0)
-    return tuple(step for step, before in zip(steps, made, strict=False) if before < tokens)
 
 
 def _number(name: str, text: str, smallest: float, largest: float) -> float:

@@ -76,7 +76,11 @@ class _Server:
             self.news.send(message)
 
     def load(self, config: EngineConfig) -> None:
-        share_no_bars()
+        from tqdm import tqdm
+
+        # Before a library draws a bar: tqdm's own lock would be a named semaphore, which Python's resource tracker
+        # warns of where a process ends at once
+        tqdm.set_lock(threading.RLock())
         engine = start_engine(config, self.send)
         signal.signal(signal.SIGTERM, self._end)
         from specscope.live.local import commands_over  # it needs torch, which is there only now
@@ -202,17 +206,6 @@ class _Server:
         self.engine.verifier.notes = wanted and self.engine.run_info.evidence == "full"
         if wanted:
             self.engine.bus.subscribe(self.send, lossless=True, moves=True)
-
-
-def share_no_bars() -> None:
-    """Give tqdm a lock of this process, before a library draws a bar.
-
-    Its own would be a named semaphore here, and ends without clean-up leave it to Python's resource tracker, which
-    warns.
-    """
-    from tqdm import tqdm
-
-    tqdm.set_lock(threading.RLock())
 
 
 def serve(

@@ -50,8 +50,8 @@ class Attached(Engines):
         if self._open_to:
             self.news.append(Notice(f"listening on {self.where}{self._open_to}"))
 
-    def poll(self, history: History) -> bool:
-        """Take in what has come; True where there was anything. While the screen takes none, the listener waits."""
+    def poll(self, history: History) -> None:
+        """Take in what has come. While the screen takes none, the listener waits."""
         changed, gone = False, history.gone
         try:
             for _ in range(AT_ONCE):
@@ -69,7 +69,6 @@ class Attached(Engines):
             self.error = "the listener's process ended"
         if changed:
             self.trim(history, gone)
-        return changed
 
     def _take(self, heard: RunUpdate, shown: History) -> None:
         if heard.info is None and heard.run not in self.runs:
@@ -170,14 +169,13 @@ class LaunchedEngine(Attached):
     def follow(self, process: subprocess.Popen[bytes], output: Path) -> None:
         self._engine, self._log = process, EngineLog(output)
 
-    def poll(self, history: History) -> bool:
+    def poll(self, history: History) -> None:
         ended = self._engine is not None and self._engine.poll() is not None
-        changed = super().poll(history)
+        super().poll(history)
         while self._log is not None and self._log.read():
-            self.log, changed = self._log.lines, True
+            self.log = self._log.lines
         if ended and not self._ended:
             self._end(history)
-        return changed
 
     def _end(self, history: History) -> None:
         self._ended = True

@@ -19,7 +19,7 @@ from specscope.debug.kv_check import KVCheck
 from specscope.debug.session import Session
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
-from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.history.history import History
 from specscope.trace.record.records import StepRecord
 
 
@@ -29,7 +29,7 @@ class _HeldSession(Session):
     def __init__(self, gate: Gate, history: History) -> None:
         super().__init__(history)
         self.gate = gate
-        self.interrupted = lambda: gate.interrupted
+        self.interrupted, self.runs_on = lambda: gate.interrupted, True
 
     @property
     def position(self) -> int:
@@ -42,8 +42,8 @@ class _HeldSession(Session):
     def _advance(self) -> StepRecord | None:
         return self.gate.next()
 
-    def _run(self, done: Callable[[StepRecord], Stop | None] = lambda _: None) -> Stop:
-        stop = super()._run(done)
+    def cont(self, done: Callable[[StepRecord], Stop | None] = lambda _: None) -> Stop:
+        stop = super().cont(done)
         return replace(stop, reason=StopReason.INTERRUPTED) if stop.reason is StopReason.END else stop
 
     def next(self, count: int = 1) -> Stop:
@@ -53,7 +53,7 @@ class _HeldSession(Session):
         def done(record: StepRecord) -> Stop | None:
             return Stop(StopReason.STEP, record.step) if record.requests and next(taken) == count else None
 
-        return self._run(done)
+        return self.cont(done)
 
     def pause(self) -> Stop:
         return self._stop(StopReason.STEP) if self.gate.stands else self.next()
@@ -61,10 +61,7 @@ class _HeldSession(Session):
     def goto_step(self, number: int) -> Stop:
         if number <= self.history.last_step:
             self._refuse()
-        return self._run(lambda record: Stop(StopReason.STEP, record.step) if record.step >= number else None)
-
-    def _runs(self, request: RequestHistory) -> bool:
-        return request.end is None
+        return self.cont(lambda record: Stop(StopReason.STEP, record.step) if record.step >= number else None)
 
     def step(self) -> Stop:
         raise UserError(f"{self.gate.engine} stops only in its sampler, not between phases: next runs one engine step")

@@ -85,18 +85,20 @@ class ScopeApp(App[None]):
         viewer: Viewer,
         *,
         title: str = "",
-        theme: Theme = DARK,
+        theme: Theme | None = None,
         reference: str = "",
         start: str = "",
         first: Callable[[Look], Over] | None = None,
         page: Page = help_lines,
     ) -> None:
-        """`first`: makes the screen that is shown in place of the main one; `page`: its page of help."""
+        """`theme`: None for the one that the environment asks for; `page`: of help, of the screen that `first` makes,
+        which is shown in place of the main one. Raises UserError.
+        """
         super().__init__()
         self.animation_level = "none"
         for each in THEMES.values():
             self.register_theme(each)
-        self.theme = theme.name
+        self.theme = (theme or chosen_theme()).name
         self.ready: Callable[[], None] = lambda: None  # called when its loop runs
         self.viewer, self._first, self._page = viewer, first, page
         viewer.typical = Typical(lambda: viewer.history, COUNTED)
@@ -360,30 +362,21 @@ class SignalEnd:
 
 
 def run_app(viewer: Viewer, lifetime: Lifetime, *, title: str = "", reference: str = "", start: str = "") -> None:
-    """Show a viewer until the user leaves, or a signal ends it: SystemExit then.
-
-    Ending its engine is left to the caller. Raises UserError.
-    """
-    _run(ScopeApp(viewer, title=title, theme=chosen_theme(), reference=reference, start=start), lifetime)
+    """Show a viewer, whose engine the caller ends. Raises UserError."""
+    run(ScopeApp(viewer, title=title, reference=reference, start=start), lifetime)
 
 
 def answer_app(
-    title: str, first: Callable[[Look], Over], page: Page, vocabulary: Vocabulary, theme: Theme = DARK
+    title: str, first: Callable[[Look], Over], page: Page, vocabulary: Vocabulary, theme: Theme | None = None
 ) -> ScopeApp:
-    """The screens about one answer, a comparison or a location, and their page of help."""
+    """The screens about one answer, a comparison or a location, and their page of help. Raises UserError."""
     app = ScopeApp(Viewer(History(vocabulary=vocabulary)), theme=theme, first=first, page=page)
     app.title = title
     return app
 
 
-def run_answer(
-    lifetime: Lifetime, title: str, first: Callable[[Look], Over], page: Page, vocabulary: Vocabulary
-) -> None:
-    """Show them until the user leaves, or a signal ends it with SystemExit. Raises UserError."""
-    _run(answer_app(title, first, page, vocabulary, chosen_theme()), lifetime)
-
-
-def _run(app: ScopeApp, lifetime: Lifetime) -> None:
+def run(app: ScopeApp, lifetime: Lifetime) -> None:
+    """Until the user leaves, or a signal ends it: SystemExit then."""
     # Not asyncio's own handlers: when its loop ends it leaves the signals' defaults, and the next one kills.
     with handled_by(SignalEnd(app, lifetime)):
         app.run()

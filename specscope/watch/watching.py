@@ -148,7 +148,7 @@ class Watched(Engines):
         self._until = None if seconds is None else time.monotonic() + seconds
         self.watch = watch
 
-    def poll(self, history: History) -> bool:
+    def poll(self, history: History) -> None:
         if self._until is not None and time.monotonic() > self._until:
             self.watch.end()
         changed, gone = bool(self.watch.news), history.gone
@@ -163,8 +163,7 @@ class Watched(Engines):
         if changed:
             self.trim(history, gone)
         if self.watch.errors and not self.error:
-            self.error, changed = "; ".join(map(str, self.watch.errors)), True
-        return changed
+            self.error = "; ".join(map(str, self.watch.errors))
 
     @property
     def status(self) -> str:

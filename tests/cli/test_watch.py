@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from specscope.cli.watch import numbered
 from specscope.remote.receiver import Receiver
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.reading import read_capture
@@ -137,7 +136,6 @@ def test_each_engine_has_a_capture_of_its_own(tmp_path):
     assert sorted(drafts) == ["w-2.jsonl", "w-3.jsonl", "w.jsonl"]
     assert sorted(drafts.values()) == [7, 12, 143]
     assert err.count("captured ") == 3
-    assert numbered("a/run.jsonl", 1) == "a/run-2.jsonl"
 
 
 def test_what_a_source_names_replaces_no_capture(tmp_path):

@@ -411,7 +411,7 @@ def test_without_breakpoints_a_step_is_the_engines_and_the_append(engine, monkey
         raise AssertionError("a run without breakpoints pays for nothing")
 
     monkeypatch.setattr("specscope.debug.breakpoints.events", unwanted)
-    monkeypatch.setattr(Session, "_run", unwanted)
+    monkeypatch.setattr(Session, "cont", unwanted)
     stepper = Session(engine=engine.session.engine)
     for _ in range(3):
         assert stepper.advance() is None

@@ -77,8 +77,7 @@ def test_it_loads_paused_and_steps_one_at_a_time(worker, session, ask):
     assert "unknown command" in ask("nonsense")  # whatever ran by itself would come before this answer
     assert len(session.history.steps) == 3
     assert session.position == 2
-    session.back()
-    session.back()
+    session.goto(0)
     session.forward()
     assert (session.position, session.follow) == (1, False)
     assert session.history.run.target
@@ -199,7 +198,7 @@ def test_the_workers_loop_runs_on_the_stepper_and_not_on_the_session(tiny, monke
     engine.add("abc", SamplingParams(max_tokens=20, ignore_eos=True))
     sent = []
     commands = commands_over(engine)
-    monkeypatch.setattr(Session, "_run", None)
+    monkeypatch.setattr(Session, "cont", None)
     server = _Server(SimpleNamespace(poll=None), SimpleNamespace(send=sent.append), paused=False)
     server.debug_with(engine, commands)
     for _ in range(4):

@@ -277,12 +277,11 @@ class FakeEngine(Control):
         self.cancelled: list[str] = []
         self.closed = False
 
-    def poll(self, history: History) -> bool:
+    def poll(self, history: History) -> None:
         steps = self.pending or (1 if self.state == "running" else 0)
         self.pending = 0
         for _ in range(steps):
             history.append(self.made.step())
-        return steps > 0
 
     def ask(self, verb: str, value=None) -> None:
         if verb == "debug":

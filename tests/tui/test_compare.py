@@ -19,7 +19,7 @@ from specscope.tui.look import Look
 from specscope.tui.screens.beside import BesideScreen, PlacesPanel, TreePanelOf
 from specscope.tui.screens.compare import Compared, CompareScreen, PairsPanel, help_lines
 from specscope.tui.screens.help import HelpLines, HelpScreen
-from specscope.tui.screens.locate import ErrorGrid, FaultsPanel, HeldScreen, LocateScreen, WalkPanel
+from specscope.tui.screens.locate import ErrorGrid, HeldScreen, LocateScreen, WalkPanel
 from specscope.tui.screens.locate import help_lines as locate_help
 from tests.analyze.compare.runs import side
 from tests.analyze.locate.locations import NAMES, ROWS, healthy, unplaced, walk, wrong
@@ -157,12 +157,11 @@ async def test_places_line_up_where_steps_do_not():
     for side_at, steps in enumerate(beside.sides):
         done = 0
         for number, step in enumerate(steps):
-            row = beside.rows[beside.row_of(done)]
-            assert (row.place, row.parts[side_at]) == (done, number)
+            assert beside.rows[beside.row_of(done)] == done
             assert beside.part(side_at, done) == number
             assert beside.part(side_at, done + step.emitted - 1) == number
             done += step.emitted
-    assert [row.place for row in beside.rows] == sorted({row.place for row in beside.rows})
+    assert beside.rows == sorted({*beside.rows})
 
 
 async def test_the_palette_has_the_keys_of_the_screen_on_top():
@@ -202,7 +201,7 @@ async def test_it_opens_at_the_first_difference_of_the_walk_that_has_one():
         lines = text_of(panel).splitlines()[1:]
         assert [line[0] for line in lines] == ["✓"] * 6 + ["✗"] * 4
         assert [words in line for (_, words, _), line in zip(NAMES, lines, strict=True)] == [True] * len(NAMES)
-        said = text_of(app.screen.query_one(FaultsPanel))
+        said = text_of(app.screen.query_one("#faults"))
         assert "scores differ by a factor of 0.577 in 8 of 14 rows" in said
         assert "sampling: the rules give the recorded p at 212 nodes" in said
 
@@ -249,9 +248,9 @@ async def test_enter_shows_rows_and_heads_and_esc_goes_back():
 async def test_what_has_no_fault_or_no_walk_is_shown_too(made):
     async with opened(app_of(made()), (40, 12)) as (app, pilot):
         await pilot.press("n", "enter", "escape", "right", "down")
-        for panel in app.screen.query("FaultsPanel, WalkPanel"):
+        for panel in app.screen.query("#faults, WalkPanel"):
             assert "cannot draw" not in text_of(panel)
-        said = " ".join(text_of(app.screen.query_one(FaultsPanel)).split())
+        said = " ".join(text_of(app.screen.query_one("#faults")).split())
         assert "Nothing differs" in said or "Not located" in said
 
 

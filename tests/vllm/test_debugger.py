@@ -134,6 +134,10 @@ def test_next_runs_one_engine_step_and_pause_stops_a_run(bench):
     for line, step in (("until step == 30", 30), ("goto 33", 33)):
         client.run(line)
         assert one.steps == step
+    request = next(iter(one.debugger.history.requests.values()))
+    ahead = request.steps[-1].index + 3
+    client.run(f"goto {request.id}@{ahead}")  # a step that is still to come
+    assert request.steps[-1].index == ahead
 
 
 def test_the_socket_is_this_users_alone_and_takes_one_debugger(bench):

@@ -32,7 +32,7 @@ class AnalysisScreen(Over):
     FIRST = GridPanel
     KEYS = (
         Key("enter", "screen.go", "The clearest example", "⏎", "clearest example", 0),
-        Key("f", "screen.go_first", "The first example", "f", "first", 3),
+        Key("f", "screen.go('first')", "The first example", "f", "first", 3),
         *foot(scope=4, filter=5, sort=6, reverse=7, requests=9, help=8),
         close(2, "escape,q,a"),
     )
@@ -99,15 +99,10 @@ class AnalysisScreen(Over):
             self._due = time.monotonic() + max(LEAST, (time.monotonic() - began) / SHARE)
         self.show(self.last)
 
-    def action_go(self) -> None:
-        if (examples := self._rows.example) is not None:
-            self._open(examples.clearest)
-
-    def action_go_first(self) -> None:
-        if (examples := self._rows.example) is not None:
-            self._open(examples.first)
-
-    def _open(self, example: Reference) -> None:
+    def action_go(self, which: str = "clearest") -> None:
+        if (examples := self._rows.example) is None:
+            return
+        example: Reference = getattr(examples, which)
         position = self.last.history.position_of(example.step)
         if position is None:
             self.notify(f"step {example.step:,} is no longer kept")

@@ -33,14 +33,6 @@ SAID = 2  # lines of a sentence, at most
 
 
 @dataclass(frozen=True)
-class PairRow:
-    """A place in the output at which a step of either side begins."""
-
-    place: int  # output tokens before it
-    parts: tuple[int | None, int | None]  # the steps that begin there
-
-
-@dataclass(frozen=True)
 class Beside:
     """Both runs, laid out by place in the output: steps do not line up where acceptance differs."""
 
@@ -60,9 +52,9 @@ class Beside:
         return first, second
 
     @cached_property
-    def rows(self) -> list[PairRow]:
-        index = [dict(zip(places, range(len(places)), strict=True)) for places in self.places]
-        return [PairRow(place, (index[0].get(place), index[1].get(place))) for place in sorted({*index[0], *index[1]})]
+    def rows(self) -> list[int]:
+        """The places in the output at which a step of either side begins: tokens before it."""
+        return sorted({*self.places[0], *self.places[1]})
 
     def part(self, side: int, place: int) -> int | None:
         """The step of a side that covers a place in the output."""
@@ -70,7 +62,7 @@ class Beside:
         return index if index >= 0 else None
 
     def row_of(self, place: int) -> int:
-        return max(bisect_right([row.place for row in self.rows], place) - 1, 0)
+        return max(bisect_right(self.rows, place) - 1, 0)
 
 
 def fork_beside(forked: Forked, vocabulary: Vocabulary) -> Beside:
@@ -113,7 +105,7 @@ class PlacesPanel(Panel):
     def place(self) -> int:
         """Output tokens before the picked row."""
         rows = self.beside.rows
-        return rows[self.picked].place if rows else 0
+        return rows[self.picked] if rows else 0
 
     def action_pick(self, way: int) -> None:
         self.picked = min(max(self.picked + way, 0), max(len(self.beside.rows) - 1, 0))
@@ -126,13 +118,15 @@ class PlacesPanel(Panel):
         lines = [line for text, ink in beside.said for line in paragraph(text, width, ink)[:SAID]]
         lines.append([(right("token", PLACE) + "  " + heads[0] + " " + heads[1], "faint")])
         head = len(lines)
-        for row in beside.rows:
-            parted = beside.at is not None and row.place > beside.at
-            line: list[tuple[str, Ink]] = [(right(f"{row.place:,}", PLACE), "faint" if parted else "dim")]
-            for side, index in enumerate(row.parts):
-                parts = index is not None and beside.at is not None and beside.part(side, beside.at) == index
+        for place in beside.rows:
+            parted = beside.at is not None and place > beside.at
+            line: list[tuple[str, Ink]] = [(right(f"{place:,}", PLACE), "faint" if parted else "dim")]
+            for side, places in enumerate(beside.places):
+                index = beside.part(side, place)
+                begun = index if index is not None and places[index] == place else None
+                parts = begun is not None and beside.at is not None and beside.part(side, beside.at) == begun
                 line.append((" »" if parts else "  ", "warn"))
-                line += _cell(beside, side, index, half - 1)
+                line += _cell(beside, side, begun, half - 1)
             lines.append(line)
         title = fit(beside.title, width - 2, " · ")
         return Sheet(lines, title, cursor=head + self.picked, keep=head + self.picked, head=head)

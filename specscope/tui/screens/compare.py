@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 
 from textual.app import ComposeResult
@@ -17,8 +18,8 @@ from specscope.tui.look import Look
 from specscope.tui.screens.beside import Beside, BesideScreen
 from specscope.tui.screens.help import NODE, Part, Row, keys_of, two_columns
 from specscope.tui.screens.over import Over
-from specscope.tui.text import NOTHING, Ink, Line, clean, cut, cut_apart, figure, folded, left
-from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.text import NOTHING, Ink, Line, clean, cut, cut_apart, figure, labelled, left, paragraph
+from specscope.tui.widgets.lines import FixedPanel, Sheet
 from specscope.tui.widgets.listing import ListColumn, PickPanel
 
 INKS: dict[str, Ink] = {"same": "accepted-strong", "different": "rejected"}
@@ -68,55 +69,37 @@ class Compared:
         )
 
 
-class ComparedPanel(Panel):
-    """A panel that does not change once two captures have been compared."""
-
-    def __init__(self, compared: Compared, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._compared, self._comparison = compared, compared.comparison
-
-
-class VerdictPanel(ComparedPanel):
-    """The verdict (same, different or undecided), and why."""
-
-    def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """The sentence first, then the acceptance length, what speaks for it, what was left out, and the files."""
-        found = self._comparison
-        ink: Ink = INKS.get(found.answer.value, "warn")
-        lines: list[Line] = [[(text, ink)] for text in folded(found.summary, width)]
-        lines += [[(text, "strong")] for text in folded(found.headline, width)]
-        remarks: list[tuple[str, str, Ink]] = [("• ", reason, "text") for reason in found.reasons]
-        remarks += [("– ", line, "dim") for line in found.missing]
-        for mark, line, shade in remarks:
-            for number, text in enumerate(folded(line, width - 2)):
-                lines.append([("  " if number else mark, "dim"), (text, shade)])
-        for name, side in found.sides.items():
-            lines.append([(f"{name} ", "accent"), (cut(clean(", ".join(side.source)), width - 2), "dim")])
-        return Sheet(lines, [("Verdict", "strong")])
+def verdict_sheet(found: Comparison, width: int) -> Sheet:
+    """The sentence first, then the acceptance length, what speaks for it, what was left out, and the files."""
+    ink: Ink = INKS.get(found.answer.value, "warn")
+    lines = [*paragraph(found.summary, width, ink), *paragraph(found.headline, width, "strong")]
+    for line in found.reasons:
+        lines += labelled("•", "dim", line, "text", 2, width)
+    for line in found.missing:
+        lines += labelled("–", "dim", line, "dim", 2, width)
+    for name, side in found.sides.items():
+        lines.append([(f"{name} ", "accent"), (cut(clean(", ".join(side.source)), width - 2), "dim")])
+    return Sheet(lines, [("Verdict", "strong")])
 
 
-class ConfigurationPanel(ComparedPanel):
-    def draw(self, look: Look, width: int, height: int) -> Sheet:
-        rows = self._comparison.differences
-        title: Line = [
-            ("Configuration", "strong"),
-            (f"  {len(rows)} {'differs' if len(rows) == 1 else 'differ'}", "dim"),
-        ]
-        if not rows:
-            return Sheet([[(cut(configuration(self._comparison).note, width), "faint")]], title)
-        name = min(max(len(row.name) for row in rows), 31, width // 2)
-        half = min(max(len(row.a) for row in rows), (width - name - 4) // 2)
-        lines: list[Line] = []
-        for row in rows:
-            rest = width - name - half - 4
-            first, second = cut_apart(clean(row.a), clean(row.b), half, rest)
-            line: list[tuple[str, Ink]] = [(left(clean(row.name), name), "dim"), ("  ", "dim")]
-            line += [(left(first, half), "text"), ("  ", "dim"), (second, "text")]
-            room = rest - len(second) - 3
-            if row.note and room > 12:
-                line += [("   ", "dim"), (cut(row.note, room), "faint")]
-            lines.append(line)
-        return Sheet(lines, title)
+def configuration_sheet(found: Comparison, width: int) -> Sheet:
+    rows = found.differences
+    title: Line = [("Configuration", "strong"), (f"  {len(rows)} {'differs' if len(rows) == 1 else 'differ'}", "dim")]
+    if not rows:
+        return Sheet([[(cut(configuration(found).note, width), "faint")]], title)
+    name = min(max(len(row.name) for row in rows), 31, width // 2)
+    half = min(max(len(row.a) for row in rows), (width - name - 4) // 2)
+    lines: list[Line] = []
+    for row in rows:
+        rest = width - name - half - 4
+        first, second = cut_apart(clean(row.a), clean(row.b), half, rest)
+        line: list[tuple[str, Ink]] = [(left(clean(row.name), name), "dim"), ("  ", "dim")]
+        line += [(left(first, half), "text"), ("  ", "dim"), (second, "text")]
+        room = rest - len(second) - 3
+        if row.note and room > 12:
+            line += [("   ", "dim"), (cut(row.note, room), "faint")]
+        lines.append(line)
+    return Sheet(lines, title)
 
 
 class PairsPanel(PickPanel):
@@ -152,7 +135,7 @@ class PairsPanel(PickPanel):
         sheet = self.table("Pairs", pairs, columns, text, width, (2, about))
         if pairs:
             return sheet
-        return Sheet([[(text, "faint")] for text in folded(self._comparison.unpaired, width)], sheet.title)
+        return Sheet(paragraph(self._comparison.unpaired, width, "faint"), sheet.title)
 
 
 def _change(pair: Pair) -> float | None:
@@ -201,8 +184,8 @@ class CompareScreen(Over, inherit_bindings=False):
 
     def parts(self) -> ComposeResult:
         with Container(id="of-compare"):
-            yield VerdictPanel(self._compared, "verdict")
-            yield ConfigurationPanel(self._compared, "configuration")
+            yield FixedPanel(partial(verdict_sheet, self._compared.comparison), "verdict")
+            yield FixedPanel(partial(configuration_sheet, self._compared.comparison), "configuration")
             yield PairsPanel(self._compared.comparison, "pairs")
 
     def action_next(self, way: int) -> Beside | None:

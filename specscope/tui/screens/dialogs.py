@@ -83,10 +83,8 @@ class Dialogs:
         panel = self._list()
         if panel is None:
             self._say("there is no list here to sort")
-        elif way > 0:
-            panel.sort_next()
         else:
-            panel.sort_reverse()
+            panel.sort(way)
 
     def action_ask_step(self) -> None:
         """Go to a step by its number, to a request, or to a request's step: 17, r3, r3@17."""

@@ -19,8 +19,6 @@ from specscope.tui.widgets.lines import Lines, Sheet
 Row = tuple[str, Ink, str]
 SIDE_BY_SIDE = 100  # cells
 LABELS, GAP = (7, 10), 3
-
-
 Part = tuple[str, Sequence[Row]]  # its name, and its rows
 Page = Callable[[int], list[Line]]  # laid out for a width in cells
 NODE: Part = ("Figures of a node", [(field_label(name), "strong", NODE_FIELDS[name].about) for name in FIGURES])

@@ -4,6 +4,7 @@ error of every row and head."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from operator import attrgetter
 
 from textual.app import ComposeResult
@@ -16,7 +17,7 @@ from specscope.tui.look import Look
 from specscope.tui.screens.help import Part, Row, keys_of, two_columns
 from specscope.tui.screens.over import Over, close
 from specscope.tui.text import LEVELS, Ink, Line, clean, cut, fit, labelled, left, paragraph, show_token
-from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.widgets.lines import FixedPanel, Sheet
 from specscope.tui.widgets.listing import ListColumn, PickPanel
 
 SMALLEST = -8.0  # the power of ten at which bars begin; they end at 1
@@ -27,8 +28,6 @@ POSITION, TOKEN, LONGEST_ROW_BAR = 7, 12, 40
 LABEL = 12  # cells of the words before a line of a fault
 NARROWEST_BAR, LONGEST_BAR = 8, 40
 ROWS = 9  # cells of the count of rows
-
-
 MEANS: tuple[Row, ...] = (
     ("error", "strong", "the largest of |ours - right| / |right| over rows and heads"),
     ("allowed", "strong", "the error that rounding explains"),
@@ -69,15 +68,10 @@ def error_bar(error: float, allowed: float, width: int) -> list[tuple[str, Ink]]
     mark = min(round(share_of(allowed) * width), width - 1)
     if error <= allowed:
         filled = min(filled, mark)
-        return [(FULL * filled, "bar"), (RAIL * (mark - filled), "rail"), (LIMIT, "dim"), _rail(width - mark - 1)]
-    beyond = max(filled - mark - 1, 1)
-    past = min(beyond, width - mark - 1)
-    over = ink_of(error, allowed)
-    return [(FULL * mark, "bar"), (LIMIT, over), (FULL * past, over), _rail(width - mark - 1 - past)]
-
-
-def _rail(cells: int) -> tuple[str, Ink]:
-    return RAIL * cells, "rail"
+        rest: Line = [(RAIL * (mark - filled), "rail"), (LIMIT, "dim"), (RAIL * (width - mark - 1), "rail")]
+        return [(FULL * filled, "bar"), *rest]
+    past, over = min(max(filled - mark - 1, 1), width - mark - 1), ink_of(error, allowed)
+    return [(FULL * mark, "bar"), (LIMIT + FULL * past, over), (RAIL * (width - mark - 1 - past), "rail")]
 
 
 class ErrorGrid(PickPanel):
@@ -171,30 +165,22 @@ def _cells(errors: Floats, allowed: float, room: int) -> list[tuple[str, Ink]]:
     return cells
 
 
-class FaultsPanel(Panel):
-    """What was located, sentence by sentence, and what was ruled out."""
-
-    def __init__(self, location: Location, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._location = location
-
-    def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """Each fault; then what has no place, what was ruled out and what was left out."""
-        location = self._location
-        ink: Ink = "rejected" if location.without_place else "warn" if location.left_out else "accepted-strong"
-        lines: list[Line] = [] if location.located else paragraph(verdict(location), width, ink)
-        for number, fault in enumerate(location.located, 1):
-            lines += _fault_lines(number, fault, width)
-        rest: tuple[tuple[str, tuple[str, ...], Ink], ...] = (
-            ("no place", location.without_place, "rejected"),
-            ("ruled out", location.ruled_out, "dim"),
-            ("left out", location.left_out, "warn"),
-        )
-        for title, sentences, shade in rest:
-            for sentence in sentences:
-                lines += labelled(title, "faint", clean(sentence), shade, LABEL, width)
-        count = len(location.located)
-        return Sheet(lines, fit([(0, [("Located", "strong")]), (1, [(f"{count}", "dim")])], width - 2))
+def faults_sheet(location: Location, width: int) -> Sheet:
+    """Each fault that was located; then what has no place, what was ruled out and what was left out."""
+    ink: Ink = "rejected" if location.without_place else "warn" if location.left_out else "accepted-strong"
+    lines: list[Line] = [] if location.located else paragraph(verdict(location), width, ink)
+    for number, fault in enumerate(location.located, 1):
+        lines += _fault_lines(number, fault, width)
+    rest: tuple[tuple[str, tuple[str, ...], Ink], ...] = (
+        ("no place", location.without_place, "rejected"),
+        ("ruled out", location.ruled_out, "dim"),
+        ("left out", location.left_out, "warn"),
+    )
+    for title, sentences, shade in rest:
+        for sentence in sentences:
+            lines += labelled(title, "faint", clean(sentence), shade, LABEL, width)
+    count = len(location.located)
+    return Sheet(lines, fit([(0, [("Located", "strong")]), (1, [(f"{count}", "dim")])], width - 2))
 
 
 def _fault_lines(number: int, fault: Located, width: int) -> list[Line]:
@@ -340,7 +326,7 @@ class LocateScreen(Over, inherit_bindings=False):
 
     def parts(self) -> ComposeResult:
         with Container(id="of-locate"):
-            yield FaultsPanel(self._location, "faults")
+            yield FixedPanel(partial(faults_sheet, self._location), "faults")
             yield WalkPanel(self._location, "walk")
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from operator import attrgetter
-from typing import ClassVar
 
 from rich.cells import cell_len
 from textual import events
@@ -55,7 +54,7 @@ class TimelinePanel(ListPanel):
     OF = attrgetter("look.current", "look.at", "length", "order")
 
     BINDINGS = hidden(up="pick(-1)", down="pick(1)", enter="app.step")
-    COLUMNS: ClassVar[tuple[str, ...]] = ("step", "depth", "nodes", "tokens")
+    sorts = tuple(name for name, _ in HEADS)
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)

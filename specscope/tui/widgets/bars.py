@@ -5,7 +5,6 @@ The slider is the screen's position in the run. Live, its right end follows the 
 
 from __future__ import annotations
 
-import math
 from operator import attrgetter
 
 from textual import events
@@ -44,7 +43,7 @@ class StatusBar(Panel, can_focus=False):
             text, ink = "■ failed", "rejected"
         parts: list[tuple[int, Line]] = [(0, [(text, ink)])]
         if (read := look.viewer.read_so_far) is not None:
-            parts.append((1, progress_line(*read, READING_BAR)))
+            parts.append((1, _reading(*read)))
         record = look.record
         if record is not None:
             speed_known = look.aggregate is None or look.history.acceptance.knows("emitted")
@@ -78,16 +77,12 @@ class StatusBar(Panel, can_focus=False):
         return Sheet([[(" ", "text"), *line, *_right(look.title, width - 2 - line_width(line))]])
 
 
-def progress_line(share: float, left: float | None, room: int) -> Line:
-    """A bar of `room` cells, the share as a percentage, and the time that is left where it is known."""
-    done = round(min(max(share, 0.0), 1.0) * room)
-    line: Line = [("━" * done, "accent"), ("─" * (room - done), "rail"), (f" {share:.0%}", "dim")]
-    return [*line, ("" if left is None else f"  {duration(left)} left", "text")]
-
-
-def duration(seconds: float) -> str:
-    """`12 s`, `3 min`; at least one unit."""
-    return f"{max(math.ceil(seconds), 1)} s" if seconds < 100 else f"{round(seconds / 60)} min"
+def _reading(share: float, seconds: int | None) -> Line:
+    """A bar, the share as a percentage, and the time that is left where it is known."""
+    done = round(min(max(share, 0.0), 1.0) * READING_BAR)
+    left = "" if seconds is None else f"{max(seconds, 1)} s" if seconds < 100 else f"{round(seconds / 60)} min"
+    bar: Line = [("━" * done, "accent"), ("─" * (READING_BAR - done), "rail"), (f" {share:.0%}", "dim")]
+    return [*bar, (f"  {left} left" if left else "", "text")]
 
 
 def _kv(used: int, total: int, width: int) -> Line:

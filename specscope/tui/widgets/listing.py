@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from textual import events
 from textual.message import Message
@@ -29,7 +29,7 @@ class Order:
 class ListPanel(Panel):
     """Subclasses name the columns to sort by, and arrange their items with `arranged`."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ()
+    sorts: tuple[str, ...] = ()  # the columns
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -48,17 +48,12 @@ class ListPanel(Panel):
         same, self._item = item == self._item, item
         return -1 if same and (self.order.column or self.order.reverse) else line
 
-    def columns(self) -> tuple[str, ...]:
-        return self.COLUMNS
-
-    def sort_next(self) -> None:
-        """Sort by the next column; after the last, restore the original order."""
-        columns = ("", *self.columns())
+    def sort(self, way: int) -> None:
+        """Sort by the next column, after the last in the original order; -1: in reverse."""
+        columns = ("", *self.sorts)
         index = columns.index(self.order.column) if self.order.column in columns else 0
-        self.set_order(replace(self.order, column=columns[(index + 1) % len(columns)], reverse=False))
-
-    def sort_reverse(self) -> None:
-        self.set_order(replace(self.order, reverse=not self.order.reverse))
+        by_next = replace(self.order, column=columns[(index + 1) % len(columns)], reverse=False)
+        self.set_order(by_next if way > 0 else replace(self.order, reverse=not self.order.reverse))
 
     def arranged(
         self, items: Sequence[Item], value: Callable[[Item, str], float | str | None], text: Callable[[Item], str]
@@ -122,11 +117,6 @@ class ListColumn(Generic[Item]):
         """What the order calls it; "" where it cannot be sorted by."""
         return "" if self.value is None else self.key or self.head
 
-    @property
-    def heading(self) -> str:
-        """Its head in its width."""
-        return self.placed(self.head)
-
     def placed(self, text: str) -> str:
         """A text in its width."""
         return text if self.width < 0 else (right if self.number else left)(text, self.width)
@@ -157,10 +147,6 @@ class PickPanel(ListPanel):
         self.picked = 0
         self.shown: list[Any] = []  # as they are listed
         self.rows: list[int] = []  # of each line below the head, the item's place in `shown`
-        self.sorts: tuple[str, ...] = ()  # the columns, as they were drawn last
-
-    def columns(self) -> tuple[str, ...]:
-        return self.sorts
 
     def set_order(self, order: Order) -> None:
         """Set the order and pick the first item, whose line is the first in view."""
@@ -211,7 +197,7 @@ class PickPanel(ListPanel):
         parts: list[tuple[int, Line]] = [(0, [(name, "strong")])]
         parts += [] if any(rank == 1 for rank, _ in about) else [(1, [(count, "dim")])]
         there = [column for column in columns if column.width]
-        lines: list[Line] = [self.head([(column.name, column.heading) for column in there])]
+        lines: list[Line] = [self.head([(column.name, column.placed(column.head)) for column in there])]
         self.rows, cursor = [], 0
         for number, item in enumerate(shown):
             cursor = len(lines) if number == self.picked else cursor

@@ -36,12 +36,12 @@ class RatesPanel(Panel):
         nothing = undrafted_lines(look, width)
         if not counts.drafts:
             return Sheet([[("nothing drafted yet", "faint")], *nothing], title)
-        bars = _bars(counts, width)
+        names, bars = _by_depth(counts, width)
         spare = height - min(len(bars), LEAST) - 1
         if height == 1:
             return Sheet([[*_headline(counts, width // 2), ("  ", "dim"), *_rate_line(counts, width // 2)]], title)
         lines: list[Line] = [_headline(counts, width)]
-        head = [_bar_head(counts, width)] if spare >= 1 and bars else []
+        head = [names] if spare >= 1 and bars else []
         spare -= len(head)
         facts = [*nothing[: max(spare - 2, 2)], _rate_line(counts, width), _means(look, counts, width)]
         lines += facts[: max(spare, 0)]
@@ -122,52 +122,31 @@ def _averages(aggregate: Aggregate, width: int) -> list[Line]:
     ]
 
 
-def _bar_head(counts: Acceptance, width: int) -> Line:
-    """The names of the two rates; where it is not told how many drafts went so deep, of the one that all have."""
-    name = "corrected" if counts.knows("proposed_at") else "per-position"
-    if width < ROOMY:
-        return [("depth" + right(name, width - 5), "faint")]
-    others = _cells(counts)[1]
-    return [("depth" + right(name, width - 7 - others) + "  " + right("conditional", others), "faint")]
-
-
-def _rates(counts: Acceptance) -> list[str]:
-    """`0.163 of 80`: accepted at each depth of the drafts that proposed it; of all where that is not told."""
+def _by_depth(counts: Acceptance, width: int) -> tuple[Line, list[Line]]:
+    """The names of the rates; then a line a depth: the bar and the rate with its n, the rate where its parent was
+    accepted. Where it is not told how many drafts went so deep, the rate is of all.
+    """
     known = counts.knows("proposed_at")
-    rates = counts.per_position_corrected if known else counts.per_position
-    return _of(rates, counts.proposed_at if known else [counts.drafts] * len(rates))
-
-
-def _conditional(counts: Acceptance) -> list[str]:
-    """As `_rates`, of the drafts that came to a trial at each depth."""
-    return _of(counts.conditional, counts.tried_at)
-
-
-def _of(rates: Sequence[float | None], drafts: Sequence[int]) -> list[str]:
-    return [NOTHING if rate is None else f"{rate:.3f} of {of:,}" for rate, of in zip(rates, drafts, strict=True)]
-
-
-def _cells(counts: Acceptance) -> tuple[int, int]:
-    """The widths of the two columns of rates."""
-    widths = [max(map(len, column), default=0) for column in (_rates(counts), _conditional(counts))]
-    return widths[0], max(widths[1], len("conditional"))
-
-
-def _bars(counts: Acceptance, width: int) -> list[Line]:
-    """A line a depth: the bar and the rate with its n, then the rate given that its parent was accepted."""
-    first, second = _cells(counts)
-    both = width >= ROOMY
+    shares = counts.per_position_corrected if known else counts.per_position
+    rates = _of(shares, counts.proposed_at if known else [counts.drafts] * len(shares))
+    conditional = _of(counts.conditional, counts.tried_at)
+    name, both = "corrected" if known else "per-position", width >= ROOMY
+    first, second = max(map(len, rates), default=0), max(map(len, ("conditional", *conditional)))
+    heads = right(name, width - 7 - second) + "  " + right("conditional", second) if both else right(name, width - 5)
     room = max(0, width - 3 - 2 - first - (2 + second if both else 0))
     lines: list[Line] = []
-    shares = counts.per_position_corrected if counts.knows("proposed_at") else counts.per_position
-    columns = zip(shares, _rates(counts), _conditional(counts), strict=True)
-    for depth, (share, rate, given) in enumerate(columns, 1):
+    for depth, (share, rate, given) in enumerate(zip(shares, rates, conditional, strict=True), 1):
         full = bar(share or 0.0, room)
         rail = "·" * (room - len(full)) if share is not None else " " * room
         line: list[tuple[str, Ink]] = [(f"{depth:>2} ", "dim"), (full, "bar"), (rail, "rail")]
         line.append(("  " + right(rate, first), "strong"))
         lines.append([*line, ("  " + right(given, second), "dim")] if both else line)
-    return lines
+    return [("depth" + heads, "faint")], lines
+
+
+def _of(rates: Sequence[float | None], drafts: Sequence[int]) -> list[str]:
+    """`0.163 of 80` of each."""
+    return [NOTHING if rate is None else f"{rate:.3f} of {of:,}" for rate, of in zip(rates, drafts, strict=True)]
 
 
 class LengthsPanel(Panel):

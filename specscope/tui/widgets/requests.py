@@ -61,9 +61,8 @@ class RequestsPanel(PickPanel):
         there = [column for column in columns if column.width]
         sheet.lines += [row_line(item, there, width) for item in queued]
         if height <= 3:  # no line to spare: the names of the figures stand in the title
-            heads = GAP.join(
-                text if column.number else " " * len(text) for column in there for text in [column.heading]
-            )
+            names = [(column.number, column.placed(column.head)) for column in there]
+            heads = GAP.join(text if is_number else " " * len(text) for is_number, text in names)
             sheet.title = [*sheet.title, (heads[line_width(sheet.title) :].rstrip(), "faint")]
             sheet.lines, sheet.head = sheet.lines[1:], 0
         sheet.cursor = self.names.index(look.current) + sheet.head if look.current in self.names else -1

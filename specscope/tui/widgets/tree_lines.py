@@ -17,16 +17,13 @@ from specscope.tui.widgets.decision import INKS, coin_on_line, mark_line, tried
 FINAL_MARK = "»"
 
 
-Cell = Callable[[PlaceView], str]
-
-
 @dataclass(frozen=True)
 class TreeColumn:
     """A column of numbers: how it is headed, how wide, and for which nodes it says something."""
 
     head: str
     width: int
-    cell: Cell
+    cell: Callable[[PlaceView], str]
 
 
 def _residual(place: PlaceView) -> str:
@@ -57,7 +54,7 @@ P = TreeColumn("p", 5, lambda place: probability(float(place.judged[0].p[place.j
 Q = TreeColumn("q", 5, lambda place: probability(float(place.step.tree.q[place.judged[1]])))
 DRAFT = TreeColumn(label("draft_p"), 7, lambda place: _known(place.draft_p))
 RAW = TreeColumn(label("raw_p"), 5, lambda place: _known(place.raw_p))
-RANK = TreeColumn("raw rank", 8, lambda place: _rank(place.raw_rank))
+RANK = TreeColumn("raw rank", 8, lambda place: str(place.raw_rank or ""))
 P_TRIAL = TreeColumn(label("p_tried"), 7, lambda place: _known(place.tried.get("p_tried")))
 Q_TRIAL = TreeColumn(label("q_tried"), 7, lambda place: _known(place.tried.get("q_tried")))
 COIN = TreeColumn(label("u"), 5, _coin)
@@ -85,10 +82,6 @@ def _either(trial: TreeColumn, drawn: TreeColumn) -> TreeColumn:
 def _known(value: float | None) -> str:
     """A probability, nothing where it is not recorded."""
     return "" if value is None else probability(value)
-
-
-def _rank(rank: int | None) -> str:
-    return "" if rank is None else str(rank)
 
 
 @dataclass(frozen=True)
@@ -171,7 +164,7 @@ def tree_lines(
     rows, places = _nodes(step, verdict, vocabulary), nodes(step)
     rows = [replace(row, token=f"{row.token} {NEAR_TIE}") if row.node in ties else row for row in rows]
     indent, columns, room = _form(rows, step, verdict, places, width)
-    head: Line = [(left("", room) + "".join(" " * GAP + _heading(column) for column in columns), "faint")]
+    head: Line = [(left("", room) + "".join(_cell(column.head, column) for column in columns), "faint")]
     lines: list[Line] = []
     for row in rows:
         lead = squeeze(row.lead, indent)
@@ -193,12 +186,6 @@ def tree_lines(
     return head, lines, [row.node for row in rows]
 
 
-def _heading(column: TreeColumn) -> str:
-    if column.head == LINE.head:
-        return f"0{column.head:^{column.width - 2}}1"
-    return right(left(column.head, DIGITS) if len(column.head) < DIGITS else column.head, column.width)
-
-
 def _cell(text: str, column: TreeColumn) -> str:
     return " " * GAP + right(left(text, DIGITS) if len(text) < DIGITS else text, column.width)
 
@@ -212,5 +199,5 @@ def _final_cells(step: RequestStep, verdict: Verdict, columns: Sequence[TreeColu
     whole = step.parents.final_target_p if step.parents is not None else verdict.final_p
     p = "" if step.parents is None and verdict.kind is FinalKind.RECOVERED else probability(whole)
     texts = {P.head: p, P_TRIAL.head: drawn, COIN.head: coin_text(verdict.final_coin)}
-    texts |= {RAW.head: _known(there.raw_p), RANK.head: _rank(there.raw_rank), DRAFT.head: _known(there.draft_p)}
+    texts |= {RAW.head: _known(there.raw_p), RANK.head: str(there.raw_rank or ""), DRAFT.head: _known(there.draft_p)}
     return "".join(_cell(texts.get(column.head, ""), column) for column in columns)
