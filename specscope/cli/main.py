@@ -8,6 +8,7 @@ from collections import UserDict
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import chain
+from typing import Any
 
 import click
 
@@ -30,7 +31,7 @@ OTHERS = {"diff": "compare", "explain": "why", "show": "open", "view": "open", "
 NAME = 14  # columns of a verb's name
 
 
-class Verbs(UserDict[str, click.Command]):
+class Verbs(UserDict[str, Any]):
     """The verbs by name. Each is imported when it is asked for: not every installation has what all of them need."""
 
     def __getitem__(self, name: str) -> click.Command:
