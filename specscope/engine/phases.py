@@ -151,9 +151,9 @@ class Phases:
     def commit(self, now: StepState) -> None:
         """Tokens and KV of the accepted paths; requests that ended leave."""
         for turn in now.turns:
-            if self.parts.drafter.aux_layers:
-                self.show_features(turn)
             self._keep(turn)
+            if self.parts.drafter.aux_layers and turn.request.finish is None:
+                self.show_features(turn)
         if moves := [turn.moves for turn in now.turns if turn.moves is not None]:
             self.parts.runner.cache.move(moves)
         for request in (turn.request for turn in now.turns if turn.request.finish is not None):
@@ -162,11 +162,11 @@ class Phases:
 
     def show_features(self, turn: Turn) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
-        assert turn.features is not None
+        assert turn.features is not None and turn.step is not None
         request, features, path = turn.request, turn.features, NO_NODES if turn.verdict is None else turn.verdict.path
         rows = [*range(turn.feed), *(turn.feed + path).tolist()]
         committed = pick(features, rows) if len(path) else features[: turn.feed].clone()  # a view would keep all rows
-        self.parts.drafter.observe(request.id, request.computed, committed, request.tokens)
+        self.parts.drafter.observe(request.id, turn.step.context_len, committed, request.tokens)
 
     def _keep(self, turn: Turn) -> None:
         """Keep the accepted path's KV, append what was committed, and say what became of the turn."""

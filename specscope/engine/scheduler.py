@@ -114,8 +114,8 @@ class Room:
         for request, length in wanted:
             self.cache.reserve(request.table, length, 0)
             for start, features in self.runner.compute(request.table, request.tokens[:length]):
-                if features is not None and self.model is not None:
-                    self.model.observe(request.id, start, features, request.tokens)
+                if features is not None:
+                    self.drafter.observe(request.id, start, features, request.tokens)
             request.computed = length
 
 

@@ -112,7 +112,7 @@ class Drafter:
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """The target's features at committed positions `start` on, [m, their widths]. Called with aux layers only.
 
-        `tokens`: what is committed so far, the whole prompt at least.
+        `tokens`: what is committed, the whole prompt at least; tokens[start] has the first of the features.
         """
 
     def rewind(self, request: str, tokens: int) -> bool:

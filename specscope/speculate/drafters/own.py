@@ -100,6 +100,7 @@ class OwnDrafter(Drafter):
         if wrong := [j for j in self.aux_layers if j != "final" and (type(j) is not int or not 0 <= j < layers)]:
             raise UserError(f'{self._flag}: aux_layers has {wrong[0]!r}: give "final" or layers from 0 to {layers - 1}')
         self._device = setup.target.device
+        self._held: set[str] = set()  # requests that it has heard of
 
     def _asked(self, what: str, ask: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         try:
@@ -117,6 +118,7 @@ class OwnDrafter(Drafter):
         return drafts
 
     def _proposed(self, contexts: Sequence[Context]) -> list[Draft]:
+        self._held |= {context.request for context in contexts}
         drafts = self._theirs.propose([_lent(context) for context in contexts])
         self.passes = tuple(getattr(self._theirs, "passes", ()))
         if not isinstance(drafts, Iterable):
@@ -170,10 +172,13 @@ class OwnDrafter(Drafter):
         self._told("commit", _lent(context), deepcopy(tree), deepcopy(verdict))
 
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
+        self._held.add(request)
         self._told("observe", request, start, features, list(tokens))
 
     def rewind(self, request: str, tokens: int) -> bool:
-        return bool(self._told("rewind", request, tokens))
+        return request not in self._held or self._told("rewind", request, tokens) is not False
 
     def release(self, request: str) -> None:
-        self._told("release", request)
+        if request in self._held:
+            self._held.remove(request)
+            self._told("release", request)

@@ -12,7 +12,7 @@ from specscope import Draft, EngineConfig, SamplingParams, draft_tree
 from specscope.errors import UserError
 from specscope.plans.plan import parse_plan
 from specscope.trace.record.tree import DraftTree, Drawn
-from tests.engines import tiny_engine
+from tests.engines import run_all, tiny_engine
 from tests.own import Bigrams
 
 
@@ -216,3 +216,49 @@ def test_a_name_that_leads_nowhere(tiny, tmp_path, monkeypatch, text, source, sa
     with pytest.raises(UserError, match=says):
         generated(tiny, text)
     assert not [name for name in sys.modules if name in ("mine_c", "mine_d")]
+
+
+class Keeper(LastWords):
+    """Its drafts are right; each feature that it is shown must be that of its token."""
+
+    aux_layers = (0,)  # the states that enter the first layer: embeddings
+    can_rewind, right = True, {}
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.texts, self.embedding = {}, setup.target.embedding
+
+    def propose(self, contexts):
+        assert all(self.texts[context.request] == context.tokens[:-1] for context in contexts)
+        return [
+            Draft.chain(self.right[context.request][len(context.tokens) - context.prompt_len :][:3])
+            for context in contexts
+        ]
+
+    def observe(self, request, start, features, tokens):
+        text = self.texts.setdefault(request, [])
+        assert start <= len(text)
+        text[start:] = tokens[start : start + len(features)]
+        torch.testing.assert_close(features, self.embedding(torch.tensor(text[start:])))
+
+    def rewind(self, request, tokens):
+        del self.texts[request][tokens - 1 :]
+        return None if self.can_rewind else False
+
+    def release(self, request):
+        del self.texts[request]
+
+
+@pytest.mark.parametrize("drafter", [Keeper, type("Forgetful", (Keeper,), {"can_rewind": False})])
+def test_going_back_keeps_what_it_observed_or_shows_it_again(tiny, drafter, monkeypatch):
+    _, results = generated(tiny, "none")
+    monkeypatch.setattr(Keeper, "right", {f"r{place}": result.token_ids for place, result in enumerate(results)})
+    engine = tiny_engine(tiny, drafter=drafter)
+    engine.keep_timeline()
+    for prompt in ("abcabcabc", "hello hello"):
+        engine.add(prompt, SamplingParams(max_tokens=12, ignore_eos=True))
+    records = run_all(engine)
+    assert len(records) < 6  # three drafts and a bonus token a step
+    engine.rewind(2)
+    assert run_all(engine) == records[2:]
+    engine.close()
