@@ -84,21 +84,21 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     write_parts(path, (data,))
 
 
-def write_parts(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
-    """The same of parts, which need not be in memory together."""
+def write_parts(path: str | os.PathLike[str], parts: Iterable[bytes]) -> int:
+    """The same of parts, which need not be in memory together; returns how many bytes they have."""
     try:
         place = Path(path).resolve()  # a link stays one
         if place.exists() and not place.is_file():
             with BufferedWriter(open_device(place)) as file:
-                file.writelines(parts)
-            return
+                return sum(map(file.write, parts))
         part = place.with_name(f".{place.name[:100]}.{os.getpid()}.part")
         try:
             with part.open("wb") as file:
-                file.writelines(parts)
+                size = sum(map(file.write, parts))
             if place.exists():
                 shutil.copymode(place, part)
             os.replace(part, place)
+            return size
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:

@@ -153,6 +153,6 @@ def _write_part(named: Sequence[tuple[str, str]], output: str, privacy: Privacy,
     if not is_part and not all(place for _, place in named):
         raise UserError(f"{output} takes a part of {file}: name a request after #, such as {file}#{printable(first)}")
     part = part_of(history, [place or first for _, place in named], privacy)
-    size = write_part(part, history.vocabulary, output, existing)
+    size = write_part(part, history.vocabulary, output)
     counts = f"{plural(part.steps, 'step')} of {plural(len(part.requests), 'request')}, {plural(size, 'byte')}"
     say(f"wrote {output}: {counts}; left out: {', '.join(part.left_out)}")

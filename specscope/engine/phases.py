@@ -162,7 +162,8 @@ class Phases:
 
     def show_features(self, turn: Turn) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
-        assert turn.features is not None and turn.step is not None
+        assert turn.features is not None
+        assert turn.step is not None
         request, features, path = turn.request, turn.features, NO_NODES if turn.verdict is None else turn.verdict.path
         rows = [*range(turn.feed), *(turn.feed + path).tolist()]
         committed = pick(features, rows) if len(path) else features[: turn.feed].clone()  # a view would keep all rows

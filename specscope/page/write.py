@@ -44,16 +44,7 @@ class PageRun:
 
 def write_page(path: str, runs: Sequence[PageRun], findings: str = "verify") -> int:
     """Write a page of a run, or of two that are compared; returns its bytes. Raises UserError."""
-    size = 0
-
-    def counted() -> Iterator[bytes]:
-        nonlocal size
-        for part in page(runs, findings):
-            size += len(part)
-            yield part
-
-    write_parts(path, counted())
-    return size
+    return write_parts(path, page(runs, findings))
 
 
 def page(runs: Sequence[PageRun], findings: str = "verify") -> Iterator[bytes]:

@@ -12,13 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specscope.errors import UserError
-from specscope.trace.files import Existing
+from specscope.trace.files import Packer
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.wording import plural
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import Absent, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary, printable
-from specscope.trace.wire.capture import CaptureWriter
+from specscope.trace.wire.capture import LINE_SPANS, line_json
+from specscope.trace.wire.spans import Encoder, brief, resource_attributes
+from specscope.whole_file import write_parts
 
 STRETCH = re.compile(r"(.+)@([0-9]{1,19})(?:(:)([0-9]{1,19})?)?")  # REQUEST@STEP, REQUEST@FIRST:LAST, REQUEST@FIRST:
 
@@ -80,14 +82,14 @@ def _left_out(
     return tuple(filter(None, words))
 
 
-def write_part(part: Extract, vocabulary: Vocabulary, path: str, existing: Existing = Existing.REPLACE) -> int:
-    writer = CaptureWriter(path, part.run, vocabulary, existing=existing, recorded=True)
-    try:
-        for record in part.records:
-            writer(record)
-    finally:
-        writer.close()
-    return writer.size
+def write_part(part: Extract, vocabulary: Vocabulary, path: str) -> int:
+    """Write it as a capture, whole or not at all; returns its bytes. Raises UserError."""
+    packer, encoder = Packer(path), Encoder(part.run, vocabulary)
+    resource = resource_attributes(part.run, recorded=True)
+    spans = [span for record in part.records for span in encoder.encode(record)]
+    lines = [line_json(resource, [])]
+    lines += (line_json(brief(resource), spans[n : n + LINE_SPANS]) for n in range(0, len(spans), LINE_SPANS))
+    return write_parts(path, [*map(packer.add, lines), packer.close()])
 
 
 def _found(history: History, place: str) -> tuple[RequestHistory, list[int]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -76,6 +77,20 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     code, _, err = run_here(["export", PLANTED, "-o", str(tmp_path / "tables")])
     assert (code, err) == (2, f"specscope: error: cannot write {tmp_path}/tables: No space left on device\n")
     assert not (tmp_path / "tables").exists()
+
+
+@pytest.mark.parametrize("name", ["part.jsonl", "part.jsonl.gz", "part.html"])
+def test_a_full_disk_leaves_the_older_file(tmp_path, name):
+    path, most = tmp_path / name, resource.getrlimit(resource.RLIMIT_FSIZE)
+    said(["export", f"{EAGLE}#r1@1", "-o", str(path)])
+    before = path.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, most[1]))
+    try:
+        _, err = said(["export", f"{EAGLE}#r1", "-o", str(path)], code=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert err.splitlines()[-1] == f"specscope: error: cannot write {path}: File too large"
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(name, before)]
 
 
 def test_without_pyarrow_it_says_what_to_install(tmp_path):
