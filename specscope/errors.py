@@ -14,6 +14,13 @@ class UserError(Exception):
     """Something the user gave cannot be used. The message is one line: what is wrong and what to do."""
 
 
+class Ending(SystemExit):
+    """A signal ends the process."""
+
+
+MISTAKES = (Exception, SystemExit)  # what the user's code may raise
+
+
 def first_line(error: BaseException) -> str:
     """The first line of a library's error; not torch's advice to run what a file holds."""
     if "Weights only load failed" in str(error):
@@ -38,9 +45,9 @@ def short(value: object) -> str:
     return _SHORT.repr(value)
 
 
-def failed(what: str, error: Exception) -> UserError:
+def failed(what: str, error: BaseException) -> BaseException:
     """An error of the user's code as one line, with the place in that code."""
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | Ending):
         return error
     skip = re.compile(rf"importlib|^{re.escape(str(Path(__file__).parent))}/")  # our own code is not the user's
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not skip.search(frame.filename)]

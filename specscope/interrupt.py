@@ -13,6 +13,8 @@ from importlib import import_module
 from multiprocessing import resource_tracker
 from types import FrameType
 
+from specscope.errors import Ending
+
 FORCE_SECONDS = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -103,7 +105,7 @@ def ends_at_once(*, on_ctrl_c: bool = True) -> Iterator[None]:
 
 
 def _raise(number: int) -> None:
-    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+    raise KeyboardInterrupt if number == signal.SIGINT else Ending(128 + number)
 
 
 def _surely(number: int) -> None:

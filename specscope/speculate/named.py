@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from typing import Any
 
-from specscope.errors import UserError, failed, short
+from specscope.errors import MISTAKES, UserError, failed, short
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -55,7 +55,7 @@ class NamedCode:
                 sys.modules[top] = importlib.util.module_from_spec(spec)
                 spec.loader.exec_module(sys.modules[top])
             made: Any = importlib.import_module(module)
-        except Exception as error:
+        except MISTAKES as error:
             sys.modules.pop(top, None)
             raise failed(f"{flag} {self.name} cannot be imported", error) from error
         for part in name.split("."):

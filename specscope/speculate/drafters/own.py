@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.errors import UserError, failed
+from specscope.errors import MISTAKES, UserError, failed
 from specscope.model.loader import LoadedModel
 from specscope.model.places import Backend
 from specscope.plans.kinds import RUN_HERE
@@ -94,7 +94,7 @@ class OwnDrafter(Drafter):
         self.max_nodes, self.max_depth = self._asked("max_nodes or max_depth", counts)
         if not 1 <= self.max_depth <= self.max_nodes <= MAX_NODES:
             sizes = f"max_nodes is {self.max_nodes} and max_depth {self.max_depth}"
-            raise UserError(f"{self._flag}: {sizes}: they must be at least 1, and at most {MAX_NODES} nodes")
+            raise UserError(f"{self._flag}: {sizes}: give 1 <= max_depth <= max_nodes <= {MAX_NODES}")
         self.aux_layers = self._asked("aux_layers", tuple, getattr(theirs, "aux_layers", ()))
         layers = len(setup.target.layers)
         if wrong := [j for j in self.aux_layers if j != "final" and (type(j) is not int or not 0 <= j < layers)]:
@@ -105,7 +105,7 @@ class OwnDrafter(Drafter):
     def _asked(self, what: str, ask: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         try:
             return ask(*arguments)
-        except Exception as error:
+        except MISTAKES as error:
             raise failed(f"{self._flag}: {what} failed", error) from error
 
     def _told(self, name: str, *arguments: object) -> Any:  # noqa: ANN401

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from specscope.errors import UserError, failed, short
+from specscope.errors import MISTAKES, UserError, failed, short
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class OwnRule:
             return 0.0
         try:
             given = self.function(trial)
-        except Exception as error:
+        except MISTAKES as error:
             raise failed(f"--rule {self.name} failed for p = {trial.p:.6g}, q = {trial.q:.6g}", error) from error
         if isinstance(given, Real | np.bool_) and 0 <= float(given) <= 1:
             return float(given)
