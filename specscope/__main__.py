@@ -14,7 +14,7 @@ import click
 
 from specscope.cli.main import cli
 from specscope.cli.streams import OutputError, flush_output, give_up_output, open_streams, say
-from specscope.errors import UserError
+from specscope.errors import UserError, first_line
 from specscope.gone import instead
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
@@ -92,6 +92,10 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate memory" in str(error):
         less = "a smaller model, --kv-memory, --max-context or --max-batch needs less"
         say(f"specscope: error: not enough memory: {less}")
+        return 2
+    raising = traceback.extract_tb(error.__traceback__)[-1].filename
+    if os.path.join("torch", "__init__.py") in raising:
+        say(f"specscope: error: torch cannot be loaded: {first_line(error)}: install it again (see specscope doctor)")
         return 2
     if os.environ.get("SPECSCOPE_TRACEBACK"):
         traceback.print_exc()

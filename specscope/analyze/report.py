@@ -427,9 +427,7 @@ def _engine(history: History) -> EngineFigures:
         tokens_per_stepping_s=emitted / stepping if stepping else None,
         peak_running=max((step.running for step in timed), default=None),
         peak_waiting=max((step.waiting for step in timed), default=None),
-        peak_kv_usage=max(
-            [*(used / total for used, total in blocks if total), *usages], default=0.0 if timed else None
-        ),
+        peak_kv_usage=max([*(used / total for used, total in blocks if total), *usages], default=None),
         preempted=sum(len(step.preempted) for step in steps) if history.tells_preempted else None,
         queried=sum(step.queried for step in steps),
         found=sum(request.found for request in history.requests.values()),

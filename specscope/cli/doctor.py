@@ -18,6 +18,7 @@ from specscope.cli.help import verb
 from specscope.cli.options import json_option
 from specscope.cli.streams import show
 from specscope.engine.config import DEFAULT_HEAD
+from specscope.errors import first_line
 from specscope.plans.kinds import is_head
 
 
@@ -89,7 +90,11 @@ def _torch() -> Iterator[Examined]:
     if importlib.util.find_spec("torch") is None:
         yield Examined("torch", False, "not installed", "pip install torch")
         return
-    import torch
+    try:
+        import torch
+    except Exception as error:  # a library that it needs is not there, or is another version
+        yield Examined("torch", False, f"installed, but cannot be loaded: {first_line(error)}", "install it again")
+        return
 
     yield Examined("torch", True, torch.__version__)
     on_gpu = torch.cuda.is_available()

@@ -272,6 +272,16 @@ class _Plain(io.RawIOBase):
         return len(some)
 
 
+def is_being_written(path: str | os.PathLike[str]) -> bool:
+    """Whether a process writes it now, as captures are written."""
+    with open(path, "rb") as file, suppress(OSError):  # a file system without locks
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

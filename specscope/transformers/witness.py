@@ -131,8 +131,11 @@ class RequestWitness:
         """generate() is over. Publishes what is held."""
         now = time.time_ns()
         held = self._held or self._record((Phase("draft", now, now),))
-        reason, stop = (FinishReason.ERROR, "") if error is not None else self._reason()
-        failed = "" if error is None else f"{type(error).__name__}: {error}"
+        reason, stop, failed = *self._reason(), ""
+        if isinstance(error, Exception):
+            reason, stop, failed = FinishReason.ERROR, "", f"{type(error).__name__}: {error}".removesuffix(": ")
+        elif error is not None:  # Ctrl-C, or a signal that ends the script
+            reason, stop = FinishReason.CANCELLED, ""
         end = RequestEnd(self._known.info, now, reason, stop, np.array(self._output, np.int32), failed)
         self._held = None
         self.recorder.publish(dataclasses.replace(held, finished=(end,)))

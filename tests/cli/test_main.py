@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -118,6 +120,20 @@ def test_doctor_finds_this_machine():
     off = specscope("doctor", SPECSCOPE_DISABLE="onednn,fuse")
     assert "fast path          onednn for float32: disabled by SPECSCOPE_DISABLE" in off.stdout
     assert "fast path          fuse: disabled by SPECSCOPE_DISABLE" in off.stdout
+
+
+def test_a_torch_that_cannot_be_loaded_is_said(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom specscope.__main__ import entry\nentry()"
+    examined, refused = (
+        subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        for words in (["doctor"], ["capture", "a b", "-o", tmp_path / "run.jsonl"])
+    )
+    assert "torch              installed, but cannot be loaded: libcudart.so.12" in examined.stdout
+    assert "default head" in examined.stdout
+    assert (examined.returncode, refused.returncode) == (1, 2)
+    assert refused.stderr.startswith("specscope: error: torch cannot be loaded: libcudart.so.12")
 
 
 def test_a_model_or_device_that_does_not_fit_is_one_line_and_exit_code_2(prompts, model, tmp_path):

@@ -174,6 +174,18 @@ def test_a_script_that_raises_leaves_transformers_as_it_was(tmp_path, name):
     assert (end.reason, end.error) == (FinishReason.ERROR, "RuntimeError: enough")
 
 
+def interrupted():
+    raise KeyboardInterrupt
+
+
+def test_a_request_that_ctrl_c_ends_is_cancelled(tmp_path):
+    case = CASES["assistant, greedy"]
+    with pytest.raises(KeyboardInterrupt), specscope.record(tmp_path / "run.jsonl"):
+        generate(case, streamer=AtThirdPut(interrupted))
+    end = [end for record in read_history(tmp_path / "run.jsonl").steps for end in record.finished][-1]
+    assert (end.reason, end.error) == (FinishReason.CANCELLED, "")
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", ALL)
 def test_a_second_generate_inside_a_streamer_is_a_request_of_its_own(tmp_path, name):
@@ -377,7 +389,7 @@ def test_ctrl_c_leaves_a_valid_capture(folder, installation):
     reader = read_capture(folder / "run.jsonl")
     assert reader.warnings == []
     reasons = {end.reason for end in ends(folder / "run.jsonl")}
-    assert reasons <= {FinishReason.LENGTH, FinishReason.EOS, FinishReason.ERROR}
+    assert reasons <= {FinishReason.LENGTH, FinishReason.EOS, FinishReason.CANCELLED}
 
 
 RAW = {"do_sample": True, "temperature": 0.7, "top_k": 5}

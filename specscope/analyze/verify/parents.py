@@ -86,7 +86,7 @@ def of_parents(c: Columns) -> Iterator[Finding]:
         choice = f"the target's choice {e.top[k, 0]} has {e.choice_q[k]:.4g} at rank {e.choice_rank[k]}"
         return f"likeliest {_listed(e.draft_top[k], e.draft_top_p[k])}; {choice}"
 
-    no_list = why or ("" if has_list.any() else "the drafter is not a model")
+    no_list = why or ("" if has_list.any() else "the drafter's likeliest tokens are not recorded")
     yield check("drafter's likeliest", about).of(bad, has_list & c.told[e.step], lists, no_list)
     # At least that of the choice's share against one other token, and 0 where the choice has all
     off = (e.choice_p >= 1) & (e.entropy > NATS)

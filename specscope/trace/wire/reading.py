@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
-from specscope.trace.files import BROKEN, open_plain, reason
+from specscope.trace.files import BROKEN, is_being_written, open_plain, reason
 from specscope.trace.history.history import History, read_place
 from specscope.trace.history.wording import failures, plural
 from specscope.trace.kinds import FileKind, ReadAs, kind_of, start_of
@@ -142,7 +142,8 @@ class CaptureReader:
             except BROKEN as error:
                 if self.history.run is None or getattr(error, "strerror", None):
                     raise UserError(f"cannot read {self.name}: {reason(error)}") from error
-                self.warnings.append(f"{self.name} was cut off: {reason(error)}")
+                if not (isinstance(error, EOFError) and is_being_written(file)):  # all that was flushed is there
+                    self.warnings.append(f"{self.name} was cut off: {reason(error)}")
 
     def _is_torn(self, number: int, line: bytes) -> bool:
         """Whether the last line is not whole. Raises UserError where nothing was read before it."""

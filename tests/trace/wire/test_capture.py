@@ -216,6 +216,7 @@ def test_what_a_killed_writer_had_flushed_is_read_and_it_leaves_no_lock(tmp_path
             os.read(told, 1)
         with pytest.raises(UserError, match="is being written by another process"):
             CaptureWriter(path, RUN, Vocabulary())
+        assert read_capture(path).warnings == []  # it is being written
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         known = 3 * (1 + turn * 2 + len(os.read(told, 1000)))
