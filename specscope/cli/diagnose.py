@@ -17,8 +17,7 @@ from rich.text import Text
 from specscope import __version__
 from specscope.analyze.findings import Exit
 from specscope.analyze.locate.located import Stage
-from specscope.analyze.verify.text import render_check, render_trial
-from specscope.analyze.verify.trial import judge
+from specscope.analyze.verify.trial import judge, render_check, render_trial
 from specscope.cli import captures as reading
 from specscope.cli import options
 from specscope.cli.help import verb
@@ -227,7 +226,7 @@ class JudgeFlags:
 
 
 def _examine(file: str, asked: JudgeFlags) -> Mapping[str, Any]:
-    from specscope.analyze.diagnose.text import render_diagnosis
+    from specscope.analyze.diagnose.diagnosis import render_diagnosis
 
     reader = reading.read_branch(file, asked.branch, "judged")
     models, left_out = (None, []) if asked.no_audit else asked.models_or_why(reader.history)
@@ -258,7 +257,7 @@ def diagnosis_of(history: History, file: str, models: Options | None, **more: An
 
 def said_of(history: History, file: str, warnings: Sequence[str]) -> tuple[bool, list[str]]:
     """Whether diagnose finds something wrong with a run, and what it prints. Raises UserError."""
-    from specscope.analyze.diagnose.text import render_diagnosis
+    from specscope.analyze.diagnose.diagnosis import render_diagnosis
     from specscope.live.start import share_cores
 
     share_cores()

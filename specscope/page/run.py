@@ -21,8 +21,7 @@ from specscope.analyze.table import NONE, Table, number, percent
 from specscope.analyze.tune.text import advice
 from specscope.analyze.tune.text import tables as tune_tables
 from specscope.analyze.tune.tuning import recorded, tune
-from specscope.analyze.verify.text import figures_of, verdict
-from specscope.analyze.verify.trial import judge
+from specscope.analyze.verify.trial import figures_of, judge, verdict
 from specscope.analyze.why import why_run
 from specscope.errors import UserError
 from specscope.page.columns import CHUNK, Steps

@@ -11,16 +11,14 @@ from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.failif import parse
 from specscope.analyze.compare.tables import render_text as render_comparison
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
-from specscope.analyze.diagnose.text import render_diagnosis
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect, render_diagnosis
 from specscope.analyze.locate.located import Proof
 from specscope.analyze.locate.text import render_location
 from specscope.analyze.report import build_report
 from specscope.analyze.text import render_text
 from specscope.analyze.tune.text import render_tuning
 from specscope.analyze.tune.tuning import recorded, tune
-from specscope.analyze.verify.text import render_trial
-from specscope.analyze.verify.trial import judge
+from specscope.analyze.verify.trial import judge, render_trial
 from specscope.plans.plan import parse_plan
 from specscope.trace.history.history import History
 from tests.analyze.compare.runs import side

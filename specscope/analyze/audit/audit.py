@@ -29,7 +29,7 @@ from specscope.analyze.audit.tally import (
 )
 from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.analyze.text import VERDICT, render_page
-from specscope.analyze.verify.text import render_check
+from specscope.analyze.verify.trial import render_check
 from specscope.errors import UserError
 from specscope.plans.kinds import model_part, text_part
 from specscope.plans.plan import DynamicPlan, TreePlan, read_plan

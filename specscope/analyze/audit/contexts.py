@@ -110,19 +110,18 @@ class Contexts:
         rows = {ROOT: part.position}
         inner = {*part.tree.parent.tolist(), *([] if part.verdict is None else part.verdict.path.tolist())}
         for node, (token, above) in enumerate(zip(part.tree.token.tolist(), part.tree.parent.tolist(), strict=True)):
-            if node in inner:
-                rows[node] = self._after(rows[above], token, branch_rows)
+            if node not in inner:
+                continue
+            row = rows[above]
+            if self.text[row + 1 : row + 2] == [token]:  # the text continues with it
+                rows[node] = row + 1
+                continue
+            if (row, token) not in branch_rows:
+                branch_rows[row, token] = len(self.text) + len(self.token)
+                self.token.append(token)
+                self.parent.append(row)
+            rows[node] = branch_rows[row, token]
         self.steps.append(AuditedStep(part, where, rows))
-
-    def _after(self, row: int, token: int, branch_rows: dict[tuple[int, int], int]) -> int:
-        """The row of a token after a row: the text's own row where the text continues with that token."""
-        if row + 1 < len(self.text) and self.text[row + 1] == token:
-            return row + 1
-        if (row, token) not in branch_rows:
-            branch_rows[row, token] = len(self.text) + len(self.token)
-            self.token.append(token)
-            self.parent.append(row)
-        return branch_rows[row, token]
 
 
 def contexts_of(history: History, name: str, places: Collection[int]) -> Contexts | None:

@@ -1,5 +1,5 @@
-"""Drafts from a text computed again, the plain way: prompt lookup, and suffix decoding (arXiv 2411.04975, section 3),
-independent of the engine's drafters: no index, each tree from the whole text.
+"""Drafts from a text computed again, independent of the engine's: prompt lookup, and suffix decoding (arXiv 2411.04975,
+section 3), each tree from the whole text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Rule:
 
     @property
     def words(self) -> str:
-        """How a tree is looked up."""
         words = f"suffixes of {self.shortest} to {self.longest} tokens"
         if self.filled:
             return f"{words}, what followed the latest occurrence, and the last token if nothing did"

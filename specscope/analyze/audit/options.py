@@ -26,7 +26,6 @@ class Options:
     target: ModelSource
     draft: ModelSource | None = None  # None: the drafter is not a model, or its model is not available
     sample: int | None = None  # how many steps to judge, evenly spread; None: all
-    device: str = "cpu"
     why_no_draft: str = ""  # why `draft` is missing where the drafter is a model
     notes: tuple[str, ...] = ()  # of these models
     own: Mapping[str, Any] = field(default_factory=dict)  # settings of an engine that asks somebody's own drafter again

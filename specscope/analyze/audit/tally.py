@@ -133,7 +133,6 @@ Bounds = tuple[float, float]  # the least and the largest value that rounding al
 
 
 def skipped(name: str, about: str, note: str) -> Finding:
-    """A quantity that could not be judged, and why."""
     return Finding(name, CheckResult.SKIPPED, about, note=note, unit="node")
 
 
@@ -158,7 +157,6 @@ def is_far(recorded: float, judged: float, allowed: Bounds, times: float = FAR) 
 
 
 def within(value: float, bounds: Bounds) -> bool:
-    """Whether a recorded figure is one that rounding allows."""
     return bounds[0] <= value <= bounds[1]
 
 

@@ -90,7 +90,6 @@ def from_audit(case: Case, audit: Audit) -> Iterator[Suspect]:
 
 
 def _first(failed: dict[str, Finding], names: Sequence[str]) -> Finding | None:
-    """The first of these quantities that differs."""
     return next((failed[name] for name in names if name in failed and failed[name].items), None)
 
 
@@ -144,7 +143,6 @@ def _crossed(held: Bools, wrong: Bools) -> tuple[int, int, int, int, float]:
 
 
 def _rules(case: Case, target: Finding, failed: dict[str, Finding], passed: dict[str, Finding]) -> Iterator[Suspect]:
-    """The sampling rules, where p is wrong and the raw p is right."""
     names = ("target raw p", "target top tokens")
     known = [passed[name] for name in names if name in passed]
     ruled = (step.params is not None and (not step.params.greedy or step.params.penalised) for step in case.steps)
@@ -213,9 +211,8 @@ def _at_another_place(case: Case, finding: Finding) -> Iterator[Suspect]:
 
 def _there(nodes: Sequence[tuple[Step, int]], shift: int) -> int:
     """How many drafted tokens are the text's token `shift` places beyond their own depth."""
-    return sum(
-        step.token_after(int(step.tree.depth[node]) + shift) == int(step.tree.token[node]) for step, node in nodes
-    )
+    places = ((step, step.after - 1 + int(step.tree.depth[node]) + shift, node) for step, node in nodes)
+    return sum(step.text[place : place + 1] == [int(step.tree.token[node])] for step, place, node in places)
 
 
 def _beyond(case: Case, finding: Finding) -> Iterator[Suspect]:

@@ -71,7 +71,6 @@ class Cause(Enum):
 
     @property
     def label(self) -> str:
-        """Its stable name."""
         return self.name.lower()
 
     NOT_A_NUMBER = (

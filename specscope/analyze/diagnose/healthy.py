@@ -26,7 +26,6 @@ FEWEST = 20  # drafts, or trials at a depth
 
 
 def remarks(case: Case) -> list[Suspect]:
-    """All that apply."""
     entropy = Entropy.of(case)
     weak = [*shifted(case)] or [*weak_drafter(case, entropy)]
     return [*weak, *wide(entropy), *tree_too_small(case)]
@@ -104,7 +103,6 @@ class Entropy:
 
     @property
     def is_hard(self) -> bool:
-        """Whether the target itself is unsure."""
         return self.least > HARD
 
     @property

@@ -1,8 +1,4 @@
-"""From a check of verify that failed to its cause.
-
-Most checks show one cause, and say how in their own words. Where one of several may lie behind a check, a function of
-EXPLAINS tells them apart by what the wrong nodes or steps have in common. Nothing is measured again here.
-"""
+"""From a check of verify that failed to its cause; functions of EXPLAINS tell apart causes that fail the same check."""
 
 from __future__ import annotations
 

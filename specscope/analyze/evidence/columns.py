@@ -1,7 +1,7 @@
-"""Decode steps laid out as arrays: the one place where records become columns, for every judge and every table.
+"""Decode steps laid out as arrays, for every judge and table: steps, nodes and parents are each a table of columns.
 
-Steps, nodes and parents are each a table of columns. A tree of n nodes has n + 1 rows: one for its root, then one for
-each node; the children of a root or node are tried at its row. The rows of all trees are numbered end to end.
+A tree of n nodes has n + 1 rows: one for its root, then one for each node; the children of a root or node are tried at
+its row. The rows of all trees are numbered end to end.
 """
 
 from __future__ import annotations
@@ -395,7 +395,6 @@ class Columns:
 
     @cached_property
     def tree_depth(self) -> Indices:
-        """[S] levels of each step's tree."""
         deepest = np.zeros(len(self), np.int64)
         np.maximum.at(deepest, self.step, self.depth)
         return deepest
@@ -433,7 +432,6 @@ class Columns:
         return self.visits[step].reference()
 
     def at_parent(self, parent: int) -> Reference:
-        """Where to look at a parent: its step."""
         return self.at_step(int(self.parents.step[parent]))
 
 

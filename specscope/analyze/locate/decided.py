@@ -77,7 +77,6 @@ class Decided:
     final_coin: float = 0.0
 
     def tell(self, operation: str, name: str, node: int, right: float, allowed: float) -> None:
-        """A figure of the verdict."""
         ours = float(getattr(self.verdict, name)[node])
         self.figures.append(Figure(operation, name, node, ours, right, allowed))
 
@@ -125,8 +124,6 @@ class Decided:
         if node not in self.p or (drawn and node not in self.q):  # nobody computed it: the engine did not come here
             raise HopelessError
         return LeftRow(self.p[node]), LeftRow(self.q[node]) if drawn else None
-
-    # The rules
 
     def standard(self) -> None:
         node, kind = ROOT, FinalKind.TARGET
@@ -196,7 +193,6 @@ class Decided:
         self.end(node, kind, p)
 
     def end(self, node: int, kind: FinalKind, p: LeftRow) -> None:
-        """What the final token is drawn from."""
         self.left, self.drawn_from = p, p.value
         self.final_coin = self.verdict.final_coin
         leaf = int(self.verdict.path[-1]) if len(self.verdict.path) else ROOT

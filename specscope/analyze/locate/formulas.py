@@ -71,13 +71,10 @@ class Formula:
 
 
 def same(values: Doubles, others: Doubles) -> Bools:
-    """Which of two sides' figures agree."""
     return np.asarray(np.abs(values - others) <= LEAST + NEAR * np.abs(others))
 
 
 def _over(above: Made, below: Made, most: float = 1.0) -> Made:
-    """A ratio of two figures, at most so large."""
-
     def ratio(c: Columns) -> Doubles:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(np.minimum(above(c) / below(c), most))

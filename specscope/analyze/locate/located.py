@@ -90,8 +90,6 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation, by its stable name."""
-
     stage: Stage
     name: str  # "layers.3.self_attn.q_proj", "top-p"; the name of a module is the model's own
     words: str  # "layer 3: the queries' projection"
@@ -125,7 +123,6 @@ class Held:
 
     @property
     def differs(self) -> bool:
-        """Whether it is off by more than rounding."""
         return self.differing > 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,7 +149,6 @@ class Walk:
 
     @property
     def sides(self) -> str:
-        """What was walked and against what, in words."""
         return self.engine + (f" against {self.reference}" if self.reference else "")
 
 

@@ -68,7 +68,6 @@ def explained(located: Located) -> str:
 
 
 def verdict(location: Location) -> str:
-    """The last line: what is wrong and where, or what was compared and agrees; with n and unit."""
     if location.located:
         first, *others = location.located
         rest = f"; {plural(len(others), 'other fault')} above" if others else ""

@@ -62,7 +62,6 @@ class Sum:
 
     @property
     def z(self) -> float:
-        """The sum in standard deviations."""
         return self.total / math.sqrt(self.variance) / self.unit
 
     @property
@@ -122,7 +121,6 @@ class Likeliest:
 
     @property
     def p_value(self) -> float:
-        """The bound on the chance."""
         return math.exp(self.log_chance)
 
     @property
@@ -161,7 +159,6 @@ class Family:
 
     @property
     def p_value(self) -> float:
-        """The p-value of the whole check."""
         return min(1.0, len(self.judged) * next(iter(self.judged.values())).p_value)
 
     def finding(self, level: float, *, failed: bool) -> Finding:
@@ -211,9 +208,7 @@ BY_OUTCOME = "requests were kept for their outcome (--keep): they are not a fair
 
 
 def statistical_checks(c: Columns, alpha: float) -> list[Finding]:
-    """All checks, with a family-wise error of alpha over those that can be judged. Requests that were kept for their
-    outcome say nothing about chance.
-    """
+    """All checks, with a family-wise error of alpha over those that can be judged."""
     families = [*_decisions(c), *_draws(c), *_coins(c)]
     if c.run is not None and "keep " in c.run.sampling:
         families = [replace(family, lacking=BY_OUTCOME, sums={}) for family in families]
@@ -308,9 +303,7 @@ def _untouched(c: Columns) -> Bools:
     """[rows] of free steps, where neither a child nor the final token was forced."""
     # Under rules that look ahead a step in which anything was forced is left out as a whole
     free = c.free & ~c.forced_final & ~(c.any_in_step(c.forced) & c.ahead)
-    rows = np.zeros(c.rows, np.bool_)
-    rows[c.root_row] = free
-    rows[c.own_row] = free[c.step]
+    rows = np.repeat(free, np.diff(c.start) + 1)
     rows[c.row[c.forced]] = False
     return rows
 
@@ -502,7 +495,6 @@ def _once(c: Columns, coin: Doubles, step: Indices) -> Indices:
 
 
 def uniform(c: Columns) -> dict[str, Sum]:
-    """How far coins are from uniform."""
     nodes, finals = np.flatnonzero(c.by_chance[c.step] & _of_nodes(c)), np.flatnonzero(c.by_chance & _of_finals(c))
     return {
         "those of nodes": Sum.uniform(c.coin[nodes][_once(c, c.coin[nodes], c.step[nodes])]),

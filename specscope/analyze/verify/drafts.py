@@ -1,7 +1,4 @@
-"""What was drafted: from the drafter's vocabulary, as the plan has it, in its own place, from sound inputs and coins.
-
-A run with such a fault may well be lossless. It is not what it says it is, and its acceptance is lower for it.
-"""
+"""What was drafted. A run with such a fault may be lossless; its acceptance is lower than it should be."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ ROWS, DIFFERENT = 20, 8  # rows, and tokens behind them, before a norm is said t
 
 
 def from_vocabulary(c: Columns) -> Iterator[Finding]:
-    """What the drafter knows."""
     known, is_told = draft_tokens(c.run), c.run is not None and bool(c.run.evidence)
     note = "the drafter's vocabulary is not reduced" if is_told else "the draft vocabulary is not recorded"
     if known is not None:
@@ -245,7 +241,6 @@ def _held_after(part: RequestStep) -> int:
 
 
 def coins_of_draws(c: Columns) -> Iterator[Finding]:
-    """The coins that drew drafts."""
     # [low, low + q), q renormalised after the siblings drawn before; q and what was left of it were float32
     left, low = np.maximum(c.q_left, 1e-12), c.draft_low
     share, drawn = RELATIVE + WHOLE / left, low[c.drawn_by_coin]

@@ -1,7 +1,4 @@
-"""Every step by itself: the verdict's arithmetic, done again from what was recorded, by the step's own rule.
-
-p and q were float32: figures computed again from them may differ by rounding, and this error is carried along.
-"""
+"""Every step by itself: the verdict's arithmetic done again by its rule, the rounding of float32 carried along."""
 
 from __future__ import annotations
 
@@ -29,12 +26,10 @@ Key = tuple[NDArray[np.uint64], Stream, Indices]  # what coins follow from: of e
 
 
 def own_key(c: Columns, stream: Stream) -> Key:
-    """The key that coins should have."""
     return np.array([params.seed for params in c.params], np.uint64), stream, c.position
 
 
 def coins_of(key: Key, step: Indices, number: Indices) -> Doubles:
-    """The coins of a key with these numbers, at these steps."""
     seed, stream, position = key
     steps, at = np.unique(step, return_inverse=True)
     counts = np.zeros(len(steps), np.int64)
@@ -74,10 +69,7 @@ class CoinsOf:
 
     @staticmethod
     def verdicts(c: Columns) -> CoinsOf:
-        """The final token's coin, then those of the nodes.
-
-        Under match tried siblings share the first one's coin, and so does a token recovered after them.
-        """
+        """The final token's coin, then the nodes'; under match siblings and a recovered token share the first one's."""
         first, eldest = np.zeros(c.rows, np.int64), np.flatnonzero(c.sibling == 0)
         first[c.row[eldest]] = c.node[eldest] + 1
         nodes = np.where(c.match[c.step] & c.tried, first[c.row], c.node + 1)
@@ -87,14 +79,12 @@ class CoinsOf:
 
     @staticmethod
     def drafts(c: Columns) -> CoinsOf:
-        """The coins of drawn nodes."""
         number = draw_numbers(c)
         nodes = np.flatnonzero(c.drawn_by_coin & (number >= 0))
         return CoinsOf(c, Stream.DRAFT, c.step[nodes], number[nodes], c.draft_coin[nodes])
 
     @property
     def right(self) -> Key:
-        """The key that they should have."""
         return own_key(self.c, self.stream)
 
     def keys(self) -> Mapping[str, Key]:
@@ -191,7 +181,6 @@ class Check:
 
 
 def recorded(c: Columns) -> Iterator[Finding]:
-    """What was recorded."""
     check, run, every = partial(Check, c, unit="step"), c.run, np.ones(len(c), np.bool_)
     planned = c.ours and plan_of(run) is not None
     details = {int(step): text for step, text in (*_wrong(c), *(_nothing_drafted(c) if planned else ()))}
@@ -280,10 +269,7 @@ def trials(c: Columns) -> Iterator[Finding]:
 
 
 def _asked(c: Columns, nodes: Bools, gives: Doubles) -> Bools:
-    """[N] of which of these nodes a rule of somebody's own can be asked; `gives` is set to what it gives there.
-
-    Raises UserError where it gives no probability.
-    """
+    """[N] which nodes somebody's own rule can be asked about; `gives` is set to what it gives. Raises UserError."""
     parent, can = c.parents.at_node, np.zeros(len(nodes), np.bool_)
     if c.own_rule is None:
         return can

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specscope.analyze.evidence.arrays import Indices, holding, joined, lengths, padded, places
 from specscope.analyze.evidence.columns import RECOVERED, WHOLE, Columns
@@ -33,8 +32,8 @@ def of_nodes(c: Columns) -> Iterator[Finding]:
     """Each node against what its parent's evidence says."""
     check, e, parent, why = partial(Check, c), c.parents, c.parents.at_node, lacking(c)
     there = (parent >= 0) & c.told[c.step]
-    choice_p, rank = _at(e.choice_p, parent), e.rank
-    off = (_at(e.choice, parent) == c.token) & c.named & ~np.isclose(c.p, choice_p, rtol=1e-4, atol=LEAST)
+    choice_p, rank = np.append(e.choice_p, 0)[parent], e.rank
+    off = (np.append(e.choice, 0)[parent] == c.token) & c.named & ~np.isclose(c.p, choice_p, rtol=1e-4, atol=LEAST)
     yield check("target's choice", "no drafted token is likelier than the target's top token").of(
         (c.p > choice_p * (1 + RELATIVE) + LEAST) | off,
         there,
@@ -98,11 +97,6 @@ def of_parents(c: Columns) -> Iterator[Finding]:
     )
 
 
-def _at(values: NDArray, place: Indices) -> NDArray:  # type: ignore[type-arg]
-    """The values at these places. What is given for place -1 means nothing; all are 0 where there are no values."""
-    return values[place] if len(values) else np.zeros(len(place), values.dtype)
-
-
 def _disordered(top_p: Doubles) -> Bools:
     """[K] whether the likeliest tokens' probabilities do not fall, or are more than 1 in all."""
     return np.asarray((np.diff(top_p, axis=1) > LEAST).any(axis=1) | (top_p.sum(axis=1) > 1 + WHOLE))
@@ -119,7 +113,6 @@ def _least_entropy(p: Doubles) -> Doubles:
 
 
 def of_greedy(c: Columns) -> Iterator[Finding]:
-    """Requests at temperature 0."""
     why, told = "" if c.greedy.any() else "no request was greedy", c.greedy & c.told
     about = "at temperature 0 a draft is accepted if and only if it is the target's top token"
     yield Check(c, "greedy acceptance", about).of(
@@ -129,7 +122,7 @@ def of_greedy(c: Columns) -> Iterator[Finding]:
         why,
     )
     parent = c.parents.at_row[c.final_row]
-    chosen = (parent < 0) | (_at(c.parents.choice, parent) == c.final)  # without token ids all are the same
+    chosen = (parent < 0) | (np.append(c.parents.choice, 0)[parent] == c.final)  # without token ids all are the same
     another = (c.final_p != 1) | ((c.kind == RECOVERED) & ~chosen)
     about = "at temperature 0 every p is 0 or 1, and the target's top token is emitted"
     yield Check(c, "greedy tokens", about, "step").of(
@@ -247,7 +240,6 @@ def _note(c: Columns, what: str, asked: Bools) -> str:
 
 
 def cuts(c: Columns) -> Iterator[Finding]:
-    """Rules that cut tokens off."""
     check, e, judged = partial(Check, c), c.parents, _judged(c)
     top_k, min_p, top_p = (c.parameter(name) for name in ("top_k", "min_p", "top_p"))
 

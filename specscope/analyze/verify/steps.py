@@ -36,7 +36,6 @@ CHECKS = (
 
 
 def from_step_to_step(c: Columns) -> Iterator[Finding]:
-    """All checks, over every step of every request."""
     every, looked = c.every, {name: dict[int, str]() for name, *_ in CHECKS}
     accounts = [look(account) for account in Account.all(c) for look in (_steps, _emitted, _whole)]
     for name, visit, problem in chain(*accounts, _blocks_written(c), _blocks_kept(c)):
@@ -64,7 +63,6 @@ class Account:
 
     @staticmethod
     def all(c: Columns) -> Iterator[Account]:
-        """Those of all requests."""
         history = c.history
         assert history is not None
         for visits in c.by_request:
@@ -74,10 +72,7 @@ class Account:
 
     @property
     def told_end(self) -> RequestEnd | None:
-        """Its end, where all its steps are known and its output is in the capture.
-
-        Older captures made with --no-text have none.
-        """
+        """Its end, where all its steps and its output are in the capture; older ones made with --no-text have none."""
         request, run = self.visits[0].request, self.history.run
         end, last = request.end, -1 if request.ended is None else self.history.steps[request.ended].step
         cut = self.history.lost and self.visits[-1].record.step != last

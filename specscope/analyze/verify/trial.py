@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.text import Text
 
+from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import Visit, visits
 from specscope.analyze.findings import CheckResult, Exit, Finding, Reference
@@ -35,6 +39,7 @@ from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import EVIDENCE, FinalKind, Outcome, RequestStep, Verdict
 from specscope.trace.record.rules import is_lossy
 from specscope.trace.record.tree import DraftTree
+from specscope.trace.record.vocabulary import printable
 
 OF_FINALS = (  # where the last token of a step is drawn from something else; two of them are audit's
     *("final tokens", "share of the final token", "entropy of the final draw", "recovered draws"),
@@ -225,7 +230,7 @@ class Step:
     visit: Visit
     verdict: Verdict
     params: SamplingParams | None
-    text: Sequence[int]  # prompt and output, to the end of the request
+    text: list[int]  # prompt and output, to the end of the request
     after: int  # where in `text` the step's own tokens begin
     last: Step | None  # the request's decode step before it
 
@@ -243,7 +248,6 @@ class Step:
 
     @property
     def key(self) -> tuple[str, int]:
-        """The request's id and the step's number in it."""
         return self.request, self.part.index
 
     @property
@@ -251,27 +255,16 @@ class Step:
         """Whether drafts were drawn from a recorded q."""
         return self.tree.is_sampled
 
-    @cached_property
-    def tried_last(self) -> tuple[int, ...]:
-        """The children of the last node at which any was tried, in the order of their trials."""
-        tried = np.flatnonzero(self.verdict.outcome != Outcome.UNTRIED)
-        parents = self.tree.parent[tried]
-        return tuple(tried[parents == parents[-1]].tolist()) if len(tried) else ()
-
     @property
-    def rejected_last(self) -> tuple[int, ...]:
+    def rejected_last(self) -> Indices:
         """The rejected children at whose place the final token was recovered; empty where it was not."""
-        last = self.tried_last if self.verdict.kind is FinalKind.RECOVERED else ()
-        return last if all(self.verdict.outcome[node] == Outcome.REJECTED for node in last) else ()
+        outcome, parent = self.verdict.outcome, self.tree.parent
+        tried = np.flatnonzero((outcome != Outcome.UNTRIED) & (self.verdict.kind is FinalKind.RECOVERED))
+        last: Indices = tried[parent[tried] == parent[tried[-1:]]]
+        return last if (outcome[last] == Outcome.REJECTED).all() else last[:0]
 
     def reference(self, node: int | None = None) -> Reference:
-        """Where to look."""
         return self.visit.reference(node)
-
-    def token_after(self, depth: int) -> int | None:
-        """The text's token at a depth below the root, the first at 1; None past its end."""
-        place = self.after + depth - 1
-        return self.text[place] if 0 <= place < len(self.text) else None
 
 
 @dataclass(frozen=True)
@@ -317,10 +310,76 @@ class Case:
     @property
     def plan(self) -> TreePlan | None:
         """The tree that the run was to draft; None where it is not known or read."""
-        text = "" if self.history.run is None else self.history.run.tree
-        return read_plan(text)
+        return None if self.history.run is None else read_plan(self.history.run.tree)
 
     @property
     def dtype(self) -> str:
         """The dtype that the run computed in; empty where it is not known."""
         return "" if self.history.run is None else self.history.run.dtype
+
+
+MARKS = {CheckResult.PASSED: ("✓", "green"), CheckResult.FAILED: ("✗", "bold red"), CheckResult.SKIPPED: ("–", "dim")}
+NAME = 26
+FAR = 3.0  # z from which p is shown where a check passes: it is a bound that skewed sums keep too
+SHOWN = 3  # examples of what a model judged
+
+
+def render_trial(trial: Trial, console: Console) -> None:
+    """Print a trial, with the verdict last, where it is read."""
+    counts = f"{plural(trial.steps, 'decode step')}, {plural(trial.tokens, 'token')} committed"
+    console.print(Text(f"{printable(trial.source)}: {counts}"))
+    for note in trial.notes:
+        console.print(Text(f"! {printable(note)}", style="yellow"), soft_wrap=True)
+    for title, checks in trial.groups:
+        console.print(Text(f"\n{title}", style="bold cyan"))
+        for check in checks:
+            render_check(check, trial.source, console)
+    console.print(Text(f"\n{verdict(trial)}", style="bold red" if trial.failed else "bold"), soft_wrap=True)
+
+
+def verdict(trial: Trial) -> str:
+    """The whole in a line: what was found, over how much, and what that does not cover."""
+    checks, counts = trial.checks, Counter(check.result for check in trial.checks)
+    sampler = trial.sampler_untested and f"the sampler was not tested ({trial.sampler_untested})"
+    rest = f"{plural(counts[CheckResult.PASSED], 'check')} passed, {counts[CheckResult.SKIPPED]} skipped"
+    untested = f"; {trial.own_rule or sampler}" if trial.own_rule or sampler else ""
+    if trial.exit is Exit.INCONSISTENT:
+        names = ", ".join(check.name for check in trial.failed)
+        return f"NOT CONSISTENT: {plural(len(trial.failed), 'check')} failed ({names}); {rest}{untested}"
+    if trial.exit is Exit.NOT_JUDGED:
+        return f"CANNOT BE JUDGED: {rest}"
+    seen = next((check for check in checks if check.name == ACCEPTANCE and check.statistic is not None), None)
+    least = "" if seen is None else f"; {seen.name} over {plural(seen.tested, seen.unit)}: {seen.note}"
+    over = f"{rest}, over {plural(trial.steps, 'decode step')}"
+    if sampler and not trial.own_rule:
+        return f"consistent, but {sampler}: {over}{least}"
+    return f"consistent: {over}{untested}{least}"
+
+
+def render_check(check: Finding, source: str, console: Console) -> None:
+    """A check in a line, and what failed in a few more."""
+    mark, style = MARKS[check.result]
+    line = Text(f"{mark} {check.name:<{NAME}}", style=style if check.result is not CheckResult.PASSED else "")
+    line.append(f" {figures_of(check)}")
+    console.print(line, soft_wrap=True)
+    if check.result is not CheckResult.FAILED:
+        return
+    of_models = [check.sentence, *(f"{each.where}: {each.text}" for each in check.examples[:SHOWN])]
+    for text in (f"expected: {check.about}", *(of_models if check.examples else [check.detail]), check.note):
+        if text:
+            console.print(Text(f"    {printable(text)}"), soft_wrap=True)
+    if check.example is not None:
+        console.print(Text(f"    {check.example}: {check.example.command(source)}"), soft_wrap=True)
+
+
+def figures_of(check: Finding) -> str:
+    if check.result is CheckResult.SKIPPED:
+        return f"skipped: {check.note}"
+    if check.statistic is not None:
+        figures = f"z = {check.statistic:+.2f} over {plural(check.tested, check.unit)}"
+        passed = check.result is CheckResult.PASSED
+        figures += f", p = {check.p_value:.2g}" if not passed or abs(check.statistic) > FAR else ""
+        return figures + (f"; {check.note}" if passed else "")
+    if check.failed:
+        return f"{check.failed:,} of {plural(check.tested, check.unit)}"
+    return plural(check.tested, check.unit) + (f"; {check.note}" if check.note else "")

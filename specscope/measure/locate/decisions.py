@@ -1,15 +1,10 @@
-"""The walk goes on behind the logits: the engine's own sampling and verdict, over what it has computed there and then.
-
-p and q are held against the rules over the very logits, what follows against the formulas of the rule over the engine's
-own p, q and coins. Both share nothing with the engine's, so the first that differs is where it breaks.
-"""
+"""The engine's own sampling and verdict, held against rules over its logits and formulas over its p, q and coins."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,17 +32,15 @@ from specscope.analyze.locate.model.rules import search_rows
 from specscope.analyze.locate.model.sampling import BONUS, NODE, TARGET, Places, RuledRows, RuleRecipe
 from specscope.analyze.locate.model.search import Item
 from specscope.analyze.verify.trial import Case, Step
+from specscope.engine.phases import StepState
 from specscope.measure.locate.drive import Drive
+from specscope.speculate.drafters.base import Draft
+from specscope.speculate.verify.batch import VerifyBatch
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.records import FinalKind, RequestStep
 from specscope.trace.record.rules import MATCH, is_own
 from specscope.trace.record.tree import ROOT, Doubles, Drawn
-
-if TYPE_CHECKING:
-    from specscope.engine.phases import StepState
-    from specscope.speculate.drafters.base import Draft
-    from specscope.speculate.verify.batch import VerifyBatch
 
 ROWS = 600  # of p and q that were examined in all
 KEPT = 12  # steps whose rows are kept to be searched
@@ -168,8 +161,6 @@ class DecisionWatch:
         by_key = {step.asked.step.key: step for step in some}
         return rows, [by_key[place.asked.step.key] for place in rows.places.every]
 
-    # From p, q and coins to what is committed
-
     def _decide(self, part: RequestStep, judged: AuditedStep, draft: Draft, rows: Tensor) -> None:
         """`part`: with the engine's own verdict and notes."""
         p = dict(enumerate(rows.double().numpy(), ROOT))
@@ -181,8 +172,6 @@ class DecisionWatch:
                 if is_number and len(self.wrong[figure.operation]) < KEPT:
                     self.wrong[figure.operation].append((part, figure.node))
                 return
-
-    # What was found
 
     def located(self) -> Iterator[Located]:
         for operation, figures in self.held.items():
@@ -235,7 +224,6 @@ class DecisionWatch:
             yield f"the verdict: {counts}, run again, follow from p, q and coins", Stage.VERDICT
 
     def notes(self) -> list[str]:
-        """What was not judged, and why."""
         return [f"the walk's verdicts: {plural(count, 'step')} left out: {why}" for why, count in self.left_out.items()]
 
 
@@ -282,7 +270,6 @@ def _figures(part: RequestStep, p: Mapping[int, Doubles], q: Mapping[int, Double
 
 
 def _spread(what: str, node: int | None, ours: float, row: Doubles, off: float = 0.0) -> Figure:
-    """The entropy of what was sampled from."""
     some = row[row > 0]
     right = float(-(some * np.log(some)).sum())
     return Figure(ENTROPY, what, node, float(ours), right, 2e-4 * (1 + right) + off)

@@ -1,21 +1,21 @@
-"""What watches a drafter that is a model: its passes, from what they are fed to the tokens that are chosen.
-
-The reference of a head goes over what the target's own layers gave.
-"""
+"""What watches a drafter that is a model: its passes, from what they are fed to the tokens that are chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from specscope.analyze.audit.model.head import Head
+from specscope.analyze.audit.model.mtp import Modules
 from specscope.analyze.audit.model.run import head_of
+from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.locate.located import FedRow, Stage
 from specscope.analyze.locate.model.reference import (
     BlockPasses,
@@ -26,6 +26,7 @@ from specscope.analyze.locate.model.reference import (
     inside,
 )
 from specscope.errors import UserError
+from specscope.measure.locate.drive import Drive, WalkPlan
 from specscope.measure.locate.pairs import LAYER, Allowances, HeldPair
 from specscope.measure.locate.watch import (
     FedPart,
@@ -46,13 +47,6 @@ from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.trace.record.tree import ROOT
 
-if TYPE_CHECKING:
-    from specscope.analyze.audit.model.head import Head
-    from specscope.analyze.audit.model.mtp import Modules
-    from specscope.analyze.audit.options import ModelSource
-    from specscope.measure.locate.drive import Drive, WalkPlan
-
-
 FEATURES = "features layer "
 FINAL = "final"
 
@@ -66,13 +60,12 @@ class TrueFeatures:
     ) -> None:
         self.drive, self.layers = drive, tuple(layers)
         known: Any = {name: reference.causal.alone(text, self.layers)[1] for name, text in texts.items()}
-        self.along: dict[str, Tensor] = {name: x.cpu().clone() for name, x in known.items()}  # [T, F], by request
+        self.along: dict[str, Tensor] = {name: x.clone() for name, x in known.items()}  # [T, F], by request
         usual = max(reference.allowed(max(texts.values(), key=len)).values())
         self.allowed = {f"{FEATURES}{layer}": usual for layer in self.layers}
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch the target meanwhile."""
         runner, rows = self.drive.engine.runner, dict[Any, Tensor]()
         model: Any = runner.loaded.model
         layers, base = decoder_layers(model), getattr(model, model.base_model_prefix)
@@ -142,7 +135,6 @@ class HeadSide:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Keep what combines features meanwhile."""
         combine = self.runner.combine
 
         def combining(features: Tensor) -> Tensor:
@@ -162,7 +154,6 @@ class HeadSide:
         return right, Allowances(self._usual[name], LAYER, torch.inf, self._slack[name])
 
     def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
-        """The features that feed the pass."""
         if not self.feeds.grows:
             fed = self._fed[part.given]
             yield from self.features.compared(part.request, fed, right.rows[: len(fed)])

@@ -6,29 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.analyze.audit.contexts import Contexts
+from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.findings import Reference
+from specscope.engine.config import EngineConfig
+from specscope.engine.engine import Engine
+from specscope.engine.phases import StepState
+from specscope.engine.request import Request, Turn
+from specscope.engine.scheduler import Schedule
 from specscope.measure.judges import engine_config_of
-from specscope.model.kv_cache import BLOCK_SIZE
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.plans.kinds import text_part
+from specscope.speculate.drafters.base import Draft
 from specscope.trace.history.history import History
 from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
-
-if TYPE_CHECKING:
-    from specscope.analyze.audit.contexts import Contexts
-    from specscope.analyze.audit.options import ModelSource, Options
-    from specscope.engine.config import EngineConfig
-    from specscope.engine.engine import Engine
-    from specscope.engine.phases import StepState
-    from specscope.engine.request import Request
-    from specscope.model.kv_cache import BlockTable
-    from specscope.speculate.drafters.base import Draft
 
 
 def located_config(history: History, options: Options) -> EngineConfig:
@@ -63,7 +61,6 @@ class WalkPlan:
 
     @property
     def texts(self) -> dict[str, list[int]]:
-        """Prompt and output, by request."""
         return {name: contexts.text for name, contexts in self.contexts.items()}
 
 
@@ -85,7 +82,6 @@ class KVOverwritten:
 
     @property
     def when(self) -> str:
-        """In words."""
         return f"between steps {self.before} and @{self.before.index + 1}"
 
 
@@ -125,7 +121,6 @@ class Drive:
         run |= {"schedule": self._schedule, "draft": self._draft, "forward": watched, "verify": self._verify}
 
     def steps(self, last: int) -> Iterator[StepRecord]:
-        """Run the steps up to the one at this place of the history; gives each when it has run."""
         for place, record in enumerate(self.history.steps[: last + 1]):
             self.place = place
             self.engine.step()
@@ -170,9 +165,6 @@ class Drive:
 
     def _schedule(self, now: StepState) -> None:
         """The recorded schedule, with real KV blocks."""
-        from specscope.engine.request import Turn
-        from specscope.engine.scheduler import Schedule
-
         engine, record = self.engine, self.history.steps[self.place]
         room = engine.scheduler.room
         for name in record.preempted:
@@ -197,8 +189,6 @@ class Drive:
 
     def _draft(self, now: StepState) -> None:
         """What the drafter drafts now, with the recorded trees."""
-        from specscope.speculate.drafters.base import Draft
-
         pairs = [pair for pair in zip(now.turns, self._parts, strict=True) if len(pair[1].tree)]
         asked = [turn for turn, part in pairs if part.notes is not None or not text_part(part.drafter)]
         self.proposed += len(asked)
@@ -218,8 +208,6 @@ class Drive:
 
     def _request(self, part: RequestStep) -> Request | None:
         """The request of a part, with the KV that it had when the step began; None where its prompt is not known."""
-        from specscope.engine.request import Request
-
         engine, request = self.engine, self._requests.get(part.request)
         if request is None:
             known = self.history.requests[part.request]

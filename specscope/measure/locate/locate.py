@@ -15,6 +15,7 @@ from specscope.analyze.audit.options import Progress
 from specscope.analyze.diagnose.diagnosis import JudgedCase
 from specscope.analyze.findings import Reference
 from specscope.analyze.locate.decided import RESIDUAL, P
+from specscope.analyze.locate.formulas import ORDER, located_cut, located_draws, located_formulas
 from specscope.analyze.locate.located import Located, Location, Operation, Stage, Walk, operation, ranked
 from specscope.analyze.locate.model.reference import ModelReference
 from specscope.errors import UserError, first_line
@@ -23,6 +24,7 @@ from specscope.measure.locate.decisions import DecisionWatch
 from specscope.measure.locate.drafter import drafter_watch
 from specscope.measure.locate.drive import Drive, KVOverwritten, WalkPlan, located_config
 from specscope.measure.locate.pairs import HEAD, MODEL, located_in
+from specscope.measure.locate.vllm import Again, locate_vllm
 from specscope.measure.locate.watch import ModelWatch, target_watch
 from specscope.plans.kinds import model_part, runs_head, text_part
 from specscope.plans.plan import read_plan
@@ -181,8 +183,6 @@ def _side(item: Located) -> tuple[Stage, str]:
 def _looks(ask: Question, stages: Sequence[Stage]) -> Iterator[tuple[str, Look]]:
     """What looks at a run, by name: an engine that cannot be run again is judged by its evidence alone."""
     if ask.run.is_ours:
-        from specscope.measure.locate.locate import walk
-
         yield "walk", lambda ask, found: walk(ask, found, stages)
     elif Stage.TARGET in stages:
         yield "target", _inside_vllm
@@ -219,8 +219,6 @@ def _lookup(ask: Question, found: Location) -> None:
 
 def _inside_vllm(ask: Question, found: Location) -> None:
     """Target and drafter inside vLLM, which runs again in its own Python."""
-    from specscope.measure.locate.vllm import Again, locate_vllm
-
     if ask.run.backend != "vllm":
         raise UserError(f"{ask.run.backend} cannot be run again here: only its evidence is searched")
     differs, options = ask.differing(drafter=False) | ask.differing(drafter=True), ask.session.options
@@ -231,9 +229,6 @@ def _inside_vllm(ask: Question, found: Location) -> None:
 
 
 def _sampling(ask: Question, found: Location) -> None:
-    """From logits to p and q."""
-    from specscope.analyze.locate.formulas import located_cut
-
     walked, session = {item.operation.stage for item in found.located}, ask.session
     for name, model in (("p", Stage.TARGET), ("q", Stage.DRAFTER))[: 1 + (session.options.draft is not None)]:
         sampled = session.q if name == "q" else session.p
@@ -248,9 +243,6 @@ def _sampling(ask: Question, found: Location) -> None:
 
 
 def _verdicts(ask: Question, found: Location) -> None:
-    """From p, q and coins to what is accepted."""
-    from specscope.analyze.locate.formulas import ORDER, located_formulas
-
     by_formula, driven = located_formulas(ask.session.case), {item.operation for item in ask.driven}
     unnamed = by_formula  # without what stands in place of the right figure; the walk knows the first that differs
     if any(operation.stage is Stage.VERDICT for operation in driven):
@@ -264,9 +256,6 @@ def _verdicts(ask: Question, found: Location) -> None:
 
 
 def _draws(ask: Question, found: Location) -> None:
-    """From coins to drafted tokens."""
-    from specscope.analyze.locate.formulas import located_draws
-
     located = located_draws(ask.session.case, ask.session.audited)
     found.located += tuple(located)
     if not located and (tested := _passed(ask, "draft coins in their intervals")):
@@ -294,7 +283,7 @@ def walk(ask: Question, found: Location, stages: Iterable[Stage]) -> None:
         found.left_out += (f"drafter: {options.why_no_draft or NO_MODEL}",)
     until = max(target.until if wanted - {Stage.DRAFTER} else 0, drafted.until if draft else 0)
     ask.progress("loading the reference", 0, 0)
-    reference, watches = ModelReference(options.target, options.device), list[ModelWatch]()
+    reference, watches = ModelReference(options.target), list[ModelWatch]()
     with ExitStack() as stack:
         engine = start_engine(located_config(ask.history, options), lambda what: ask.progress(what, 0, 0))
         stack.callback(engine.close)
@@ -382,7 +371,6 @@ def _of_watch(ask: Question, found: Location, watch: ModelWatch, layers: int) ->
 
 
 def _overwritten(found: KVOverwritten) -> Located:
-    """KV that changed while no step of its request ran, and that no row has read yet."""
     count, first, request = len(found.positions), found.positions[0], found.before.request
     place = operation(Stage.TARGET, f"layers.{found.layer}.self_attn.keys read")
     sentence = f"the KV of {plural(count, 'position')} of {request}, the first {first}, has changed {found.when}"

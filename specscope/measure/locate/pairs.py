@@ -1,7 +1,4 @@
-"""One operation as an engine and as a reference have it, and a pass as a sequence of them.
-
-Where a whole layer differs, the operations inside it are compared before it is named.
-"""
+"""One operation as an engine and as a reference have it, and a pass as a sequence of them."""
 
 from __future__ import annotations
 
@@ -185,7 +182,6 @@ def _written(bad: Sequence[FedRow], request: RequestHistory, now: int) -> str:
 
 
 def likeness(pair: HeldPair, allowed: float) -> str:
-    """What the difference looks like."""
     if pair.name == "chosen tokens":
         return ""
     if pair.exact:

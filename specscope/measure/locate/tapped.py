@@ -1,6 +1,4 @@
-"""The forwards of a vLLM's models as specscope/vllm/taps.py wrote them, beside what they should have been fed and have
-given: by the texts that vLLM committed, the counts of its scheduler, and references. The first difference as a fault.
-"""
+"""The forwards of a vLLM's models as vllm/taps.py wrote them, beside what they should have been fed and given."""
 
 from __future__ import annotations
 
@@ -47,7 +45,6 @@ class TappedForward:
     unread: str = ""  # why the cache was not read
 
     def row_of(self, request: str) -> int:
-        """Its place in the batch."""
         return self.requests.index(request)
 
     @cached_property
@@ -74,7 +71,6 @@ class Tapped:
         return {made.step: made.tensors["drafted"] for made in self.forwards if "drafted" in made.tensors}
 
     def of(self, request: str, who: str) -> Iterator[TappedForward]:
-        """The forwards that a request took part in."""
         return (made for made in self.forwards if made.who == who and request in made.requests)
 
 
@@ -223,7 +219,10 @@ def inputs(tapped: Tapped, fed: Fed) -> Iterator[HeldPair]:
         yield exact(name, fed, given["tokens"][fed.rows[some]], fed.tokens[some], some)
     if (told := given.get("positions")) is not None and told.dim() == 1:
         yield exact(f"{later}positions", fed, told[rows], positions, own)
-    due, size, blocks = _slots(tapped, fed), tapped.block_size, torch.tensor(made.blocks[batch])
+    # Where the KV of the rows lies; -1 where the scheduler gave no block
+    size, blocks = tapped.block_size, torch.tensor((*made.blocks[batch], -1))
+    block = blocks[(fed.positions // size).clamp(max=len(blocks) - 1)]
+    due = torch.where(block < 0, -1, block * size + fed.positions % size)
     known = own[due[own] >= 0]
     if len(known) and "block_table" in given:
         number = fed.positions[known] // size
@@ -240,13 +239,6 @@ def inputs(tapped: Tapped, fed: Fed) -> Iterator[HeldPair]:
         start, end = made.starts[batch], made.starts[batch + 1]
         seen = int(given["seq_lens"][batch]) - (end - start) + (rows - start) + 1
         yield exact(f"{later}keys seen", fed, seen, positions + 1, own)
-
-
-def _slots(tapped: Tapped, fed: Fed) -> Tensor:
-    """Where the KV of the rows lies; -1 where the scheduler gave no block."""
-    size, blocks = tapped.block_size, torch.tensor((*fed.forward.blocks[fed.batch], -1))
-    block = blocks[(fed.positions // size).clamp(max=len(blocks) - 1)]
-    return torch.where(block < 0, -1, block * size + fed.positions % size)
 
 
 def computed(fed: Fed, right: ReferencePass, rows: Tensor, sizes: dict[str, int]) -> Iterator[HeldPair]:
@@ -401,12 +393,10 @@ class ComparisonSheet:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Heads and their size."""
         return self.tapped.sizes.get(self.stage, {})
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Its own, and those behind it."""
         return (self.stage, *([Stage.DRAWS] if self.stage is Stage.DRAFTER else [Stage.SAMPLING, Stage.VERDICT]))
 
     def add(self, fed: Fed, pairs: Iterable[HeldPair], allowed: float) -> None:
@@ -446,16 +436,6 @@ class ComparisonSheet:
             by_step.setdefault((request, part.fed.forward.step), name)
         return Counter(by_step.values())
 
-    def rows(self) -> tuple[int, int, float]:
-        """(forwards, rows compared of any operation, the largest error that is no difference)."""
-        whole = {id(part.fed): part.compared for part in self.parts}.values()  # of each the last, which has all
-        held = [each for compared in whole for each in compared.held]
-        fine = [float(each.errors[each.errors <= each.allowed].max(initial=0)) for each in held]
-        forwards = {part.fed.forward.index for part in self.parts}
-        return len(forwards), sum(each.rows for each in held), max(fine, default=0)
-
-    # As an answer
-
     def walk(self, engine: str, reference: str) -> Walk | None:
         """The place of the first difference, or the last one where nothing differs."""
         firsts = [first for stage in self.stages if (first := self.first(stage)) is not None]
@@ -474,10 +454,17 @@ class ComparisonSheet:
                 yield self._located(stage, first)
 
     def agrees(self) -> str:
-        """What agrees, where nothing of the model differs."""
         forwards, rows, largest = self.rows()
         rows_of, forwards_of = plural(rows, "row"), plural(forwards, "forward")
         return f"The {self.stage} agrees at {rows_of} of its operations in {forwards_of} of vLLM, to {largest:.1g}"
+
+    def rows(self) -> tuple[int, int, float]:
+        """(forwards, rows compared of any operation, the largest error that is no difference)."""
+        whole = {id(part.fed): part.compared for part in self.parts}.values()  # of each the last, which has all
+        held = [each for compared in whole for each in compared.held]
+        fine = [float(each.errors[each.errors <= each.allowed].max(initial=0)) for each in held]
+        forwards = {part.fed.forward.index for part in self.parts}
+        return len(forwards), sum(each.rows for each in held), max(fine, default=0)
 
     def _named(self, held: Held) -> Operation:
         """With vLLM's class and method: the function that was replaced, else all that it may be."""

@@ -1,6 +1,5 @@
-"""`locate` of a vLLM's capture: vLLM runs its requests again, with taps, and each forward is held against references:
-what it was fed against the scheduler and the committed text, its operations against plain transformers or the audit's
-head over the target's own features. Of a large model the layers' borders first, in a second run the layer that differs.
+"""`locate` of a vLLM's capture: vLLM runs its requests again, and each forward is held against references. Of a
+large model the layers' borders first, in a second run the layer that differs.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ class WalkedModels:
     """The references of a run."""
 
     def __init__(self, run: RunInfo, target: ModelSource, draft: ModelSource | None) -> None:
-        """Raises UserError."""
         self.target, is_head = ModelReference(target), runs_head(run.drafter)
         head = head_of(draft, self.target.causal.model) if draft is not None and is_head else None
         self.head = head if head is not None and head.by_pairs else None  # passes of others are not known here
@@ -74,7 +72,6 @@ class ComparedForwards:
     """What was compared of a run."""
 
     def __init__(self, tapped: Tapped, history: History, models: WalkedModels, report: Progress) -> None:
-        """Every request that vLLM ran again."""
         self.tapped, self.models = tapped, models
         self.target, self.drafter = (ComparisonSheet(stage, tapped) for stage in (Stage.TARGET, Stage.DRAFTER))
         numbers, requests = [record.step for record in history.steps], list(history.requests.values())

@@ -1,18 +1,17 @@
 """A model of our engine beside its reference, pass by pass, while the engine runs them.
 
-What a pass is fed, what leaves its layers and its logits are compared when it has run. Where a layer's output differs
-first, it is run again there and then with its operations tapped. How a pass is seen, and what it ought to give, is
-asked of a side.
+Where a layer's output differs first, it is run again there and then with its operations tapped. How a pass is seen, and
+what it ought to give, is asked of a side.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -29,20 +28,16 @@ from specscope.analyze.locate.model.reference import (
     hooked,
     relative,
 )
+from specscope.measure.locate.drive import Drive, WalkPlan
 from specscope.measure.locate.pairs import Allowances, ComparedPass, HeldPair, heads_of
 from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.fast import decoder
 from specscope.model.fast.decoder import FusedLayer
-from specscope.model.kv_cache import KVCache
+from specscope.model.kv_cache import BlockTable, KVCache
+from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting, DraftModel
-
-if TYPE_CHECKING:
-    from specscope.measure.locate.drive import Drive, WalkPlan
-    from specscope.model.kv_cache import BlockTable
-    from specscope.model.runner import ModelRunner
-
 
 SAME = 1e-4  # relative: a layer that was run again gives what it gave
 
@@ -76,13 +71,9 @@ def layer_again(call: LayerCall) -> LayerTaps:
 @torch.inference_mode()
 def _again(call: LayerCall, *, fused: bool) -> LayerTaps:
     made, rows = LayerTaps(call), len(call.hidden)
-    with _kept(call), made.on():
-        handles = [] if fused or call.module is None else hooked(call.module, made.put, lambda: rows)
-        try:
-            out = made.fused() if fused or call.run is None else call.run(call.cache)
-        finally:
-            for handle in handles:
-                handle.remove()
+    told = nullcontext() if fused or call.module is None else hooked(call.module, made.put, lambda: rows)
+    with _kept(call), made.on(), told:
+        out = made.fused() if fused or call.run is None else call.run(call.cache)
     made.same = bool(relative(out.float(), call.out.float()).max() < SAME)
     made.taps = made.recorder.take()
     return made
@@ -105,14 +96,11 @@ class LayerTaps:
 
     def __init__(self, call: LayerCall) -> None:
         self.call, self.recorder = call, Taps()
+        self.put = self.recorder.put
         self.taps: dict[str, Tensor] = {}
         self.same = False  # whether what came out is what the engine's layer gave
         self.heads, self.kv_heads = 0, call.cache.layers[call.layer].heads
         self.weights: Callable[[list[int]], Tensor] | None = None  # [N, H, K] of attention, over K slots
-
-    def put(self, name: str, x: Tensor) -> None:
-        """Keep what an operation gave."""
-        self.recorder.put(name, x)
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -246,7 +234,6 @@ class ModelSide:
         return iter(())
 
     def run(self, forward: Any, segments: Sequence[Segment]) -> tuple[Any, Seen]:  # noqa: ANN401
-        """A pass, and what was seen of it."""
         model: Any = self.runner.loaded.model
         base, calls, norms = getattr(model, model.base_model_prefix), dict[str, LayerCall](), list[Tensor]()
         with hooks() as put:
@@ -259,16 +246,12 @@ class ModelSide:
 
 
 @contextmanager
-def hooks() -> Iterator[Callable[[nn.Module, Any], None]]:
+def hooks() -> Iterator[Callable[[nn.Module, Any], object]]:
     """Puts hooks on modules, told (module, given, named, out); they are taken off at the end."""
-    handles: list[Any] = []
-    try:
-        yield lambda module, told: handles.append(
+    with ExitStack() as stack:
+        yield lambda module, told: stack.enter_context(
             module.register_forward_hook(lambda *call: told(*call) and None, with_kwargs=True)
         )
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -306,7 +289,6 @@ class Feeds:
     grows: bool = False  # whether the pass that runs now is over a tree's nodes
 
     def fed(self, part: FedPart) -> Fed:
-        """What the drafter ought to be fed."""
         rows, end = len(part.segment.tokens), part.segment.length
         for g in self.drafting:
             if self.grows and g.context.request == part.request:
@@ -338,7 +320,6 @@ class ModelWatch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch meanwhile."""
         runner, method = self.side.runner, self.side.method
         forward = getattr(runner, method)
 
@@ -440,8 +421,6 @@ def _to_the_same_sum(ours: Tensor, right: Tensor) -> Tensor:
 
 
 def target_watch(drive: Drive, plan: WalkPlan, reference: ModelReference, stack: ExitStack) -> ModelWatch:
-    """Watches the target of a drive, as long as the stack is open."""
-
     def fed(part: FedPart) -> Fed:
         step = drive.part_of(part.request)
         assert step is not None

@@ -15,9 +15,8 @@ from specscope.analyze.compare.result import Sameness
 from specscope.analyze.compare.side import from_history
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Failure, Grade, Suspect, merged, settled
+from specscope.analyze.diagnose.diagnosis import Failure, Grade, Suspect, merged, render_diagnosis, settled
 from specscope.analyze.diagnose.run import examine
-from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.analyze.locate.located import Proof
 from specscope.model.batch import NO_TREE, Segment

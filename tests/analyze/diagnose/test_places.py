@@ -148,7 +148,7 @@ def test_one_check_that_fails_alone_has_its_model_asked(name):
 def test_a_model_that_is_run_again_sees_as_far_as_its_window(name, tmp_path):
     """Step by step over what the steps before left, and each context by itself: the text is longer than the window."""
     transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).save_pretrained(tmp_path)
-    model, cache, history = Causal(ModelSource(str(tmp_path), name), "float32", "cpu"), DynamicCache(), make(Made())
+    model, cache, history = Causal(ModelSource(str(tmp_path), name), "float32"), DynamicCache(), make(Made())
     steps = [step for step in Case(history, judge(history, source="run")).steps if step.request == "r0"]
     for step in steps:
         rows = decoded(model, step, RIGHT, cache)

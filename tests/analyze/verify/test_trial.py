@@ -15,8 +15,7 @@ from specscope import SamplingParams
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
-from specscope.analyze.verify.text import render_trial
-from specscope.analyze.verify.trial import IN_PART, judge
+from specscope.analyze.verify.trial import IN_PART, judge, render_trial
 from specscope.speculate import sampling
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.capture import line_json

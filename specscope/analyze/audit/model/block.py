@@ -1,8 +1,7 @@
-"""A DFlash head in plain torch, from its published checkpoint: the logits of its blocks over a text's true features.
+"""A DFlash head in plain torch, independent of the engine's: the logits of its blocks over a text's true features.
 
-Written independently of the engine's: the features of committed positions, through `fc` and `hidden_norm`, are what
-keys and values are made of in every layer; a block is the root and mask tokens behind it, whose rows see those and each
-other. Behind its projections a layer is that of the EAGLE head's reference.
+Committed positions' features, through `fc` and `hidden_norm`, are what keys and values are made of in every layer; a
+block is the root and mask tokens behind it, whose rows see those and each other.
 """
 
 from __future__ import annotations
@@ -14,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import Qwen3Config
+from transformers.activations import ACT2FN
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts
 from specscope.analyze.audit.model.head import KV, Head, depth_of
@@ -33,10 +35,6 @@ class BlockHead(Head):
     flat = staticmethod(dflash.flat)
 
     def _set_up(self, target: Any, folder: Path) -> None:  # noqa: ANN401
-        from transformers import Qwen3Config
-        from transformers.activations import ACT2FN
-        from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-
         config, count = self.config, int(self.config["num_hidden_layers"])
         self.names = ["midlayer", *(f"layers.{i}" for i in range(1, count))]
         self.mask_token, self.three = int(config["mask_token_id"]), True

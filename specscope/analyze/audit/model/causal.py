@@ -1,8 +1,7 @@
 """Plain transformers over a request's contexts: its text as one causal pass, then the branches beside it.
 
-Nothing of the engine: AutoModelForCausalLM with its own attention and DynamicCache. A mask lets a branch row see the
-text up to where it leaves it, its ancestors and itself. A model with a running state (convolutions, Mamba, linear
-attention) has no mask for that: a branch is fed with a copy of the cache. `alone` is the reference for rounding.
+A mask lets a branch row see the text up to where it leaves it, its ancestors and itself. A model with a running state
+(convolutions, Mamba, linear attention) has no mask for that: a branch is fed with a copy of the cache.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging
 
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.audit.options import ModelSource
@@ -36,11 +37,8 @@ def cached(model: Any, cache: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 class Causal:
-    def __init__(self, source: ModelSource, dtype: str, device: str) -> None:
+    def __init__(self, source: ModelSource, dtype: str) -> None:
         """Loads it. Raises UserError."""
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
-
         logging.disable_progress_bar()
         how = {"dtype": getattr(torch, dtype), **source.arguments}
         read = partial(AutoModelForCausalLM.from_pretrained, source.path, trust_remote_code=False, **how)
@@ -51,17 +49,13 @@ class Causal:
                 model = read(attn_implementation="eager")
         except Exception as error:
             raise not_loaded(source.name, error) from error
-        self.model = model.to(device).eval().requires_grad_(False)
+        self.model = model.eval().requires_grad_(False)
         self.name = source.name
         self.config = self.model.config.get_text_config()
 
     @property
     def vocab(self) -> int:
         return int(self.model.get_output_embeddings().weight.shape[0])
-
-    @property
-    def device(self) -> Any:  # noqa: ANN401
-        return self.model.device
 
     @property
     def runs_on(self) -> bool:
@@ -79,11 +73,7 @@ class Causal:
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, layers: Sequence[int | str] = ()) -> Iterator[tuple[Rows, Tensor | None]]:
-        """The logits of all rows that are needed, a piece at a time, with the features of each piece of the text. Only
-        as much of the text is fed as the last judged step needs.
-        """
-        from transformers import DynamicCache
-
+        """The logits of all rows that are needed, in pieces, those of the text with their features."""
         length, asked, start = len(contexts.text), list(contexts.asks()), 0
         end = max((row for row in asked if row < length), default=-1) + 1
         cache = DynamicCache(config=self.model.config) if self.runs_on else DynamicCache()
@@ -107,8 +97,7 @@ class Causal:
     @torch.inference_mode()
     def forward(self, tokens: Sequence[int], keep: list[int], layers: Layers, **how: Any) -> Made:  # noqa: ANN401
         """A pass: the logits of the rows `keep`, and the features of `layers`."""
-        ids = torch.tensor([list(tokens)], device=self.device)
-        wanted = torch.tensor(keep, dtype=torch.long, device=self.device)
+        ids, wanted = torch.tensor([list(tokens)]), torch.tensor(keep, dtype=torch.long)
         out = self.model(input_ids=ids, logits_to_keep=wanted, output_hidden_states=bool(layers), **how)
         logits = out.logits[0] if out.logits.shape[1] == len(keep) else out.logits[0][wanted]
         return logits.float(), self._features(out, layers) if layers else None
@@ -130,7 +119,7 @@ class Causal:
             seen[index, end + index] = True
         own = seen.sum(-1) - 1
         distance = own[:, None] - torch.cat([torch.arange(end), own])[None]
-        return {"attention_mask": self.masks(seen, distance), "position_ids": own[None].to(self.device)}
+        return {"attention_mask": self.masks(seen, distance), "position_ids": own[None]}
 
     def masks(self, seen: Tensor, distance: Tensor) -> Any:  # noqa: ANN401
         """[1, 1, rows, keys], added to the scores; one for each kind of layer where the model has several."""
@@ -144,8 +133,7 @@ class Causal:
 
     def _added(self, seen: Tensor) -> Tensor:
         dtype = self.model.dtype
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
-        return mask[None, None].to(self.device)
+        return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[None, None]
 
 
 def _paths(contexts: Contexts) -> dict[int, list[tuple[list[int], list[int]]]]:

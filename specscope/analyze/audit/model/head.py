@@ -1,7 +1,7 @@
-"""An EAGLE head in plain torch, from its published checkpoint: its logits along a text's true features.
+"""An EAGLE head in plain torch, independent of the engine's: its logits along a text's true features.
 
-Written independently of the engine's: a pair of the target's feature at t and the token at t + 1 predicts the token at
-t + 2; in a tree below the root, a node's feature is the head's output at its parent. Dense attention over all the text.
+A pair of the target's feature at t and the token at t + 1 predicts the token at t + 2; in a tree below the root, a
+node's feature is the head's output at its parent. Dense attention over all the text.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts
 from specscope.analyze.audit.options import ModelSource
@@ -61,10 +64,6 @@ class Head:
             raise UserError(f"cannot load the head {source.name}: {first_line(error)}") from error
 
     def _set_up(self, target: Any, folder: Path) -> None:  # noqa: ANN401
-        from transformers import LlamaConfig
-        from transformers.activations import ACT2FN
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
         token = (self.config.get(name) for name in ("mask_token_id", "pard_token", "ptd_token_id"))
         given = next((t for t in token if t is not None), None)
         self.mask_token: int | None = given if "mask_hidden" in self.weights else None  # of a P-EAGLE head
@@ -96,10 +95,7 @@ class Head:
         self.tokens = drafted + self.weights["d2t"].long() if "d2t" in self.weights else drafted
 
     def likeness(self, tokens: Sequence[int]) -> Tensor | None:
-        """[T] of each token the cosine between its row in the head's embedding and in the target's.
-
-        None where the head uses the target's own, or another width: then there is nothing to compare.
-        """
+        """[T] the cosine of each token's rows in the head's embedding and the target's; None: nothing to compare."""
         theirs = self.of_target
         if self.embedding is theirs or self.embedding.shape[1] != theirs.shape[1]:
             return None
@@ -161,7 +157,6 @@ class Head:
         return x, after
 
     def nothing(self) -> list[KV]:
-        """An empty KV for each layer."""
         heads = int(self.config.get("num_key_value_heads") or self.heads)
         none = self.embedding.new_zeros(0, heads, self.size)
         return [(none, none, torch.zeros(0, dtype=torch.int64))] * len(self.names)

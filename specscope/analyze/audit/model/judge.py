@@ -28,7 +28,7 @@ def by_ask(rows: Iterable[Rows], asks: Mapping[int, Sequence[Ask]]) -> Iterator[
     """Rows of a model as what is asked of them."""
     for numbers, logits in rows:
         if asked := [(place, ask) for place, row in enumerate(numbers) for ask in asks.get(row, ())]:
-            yield [ask for _, ask in asked], logits[[place for place, _ in asked]].cpu()
+            yield [ask for _, ask in asked], logits[[place for place, _ in asked]]
 
 
 class _Judge:
@@ -296,7 +296,7 @@ Layers = Sequence[int | str]
 
 def norms_of(states: Tensor, layers: int) -> Norms:
     """[T, layers] the norm of each layer's hidden states in [T, layers * width]."""
-    norms: Norms = torch.stack([part.norm(dim=-1) for part in states.chunk(layers, -1)], dim=-1).float().cpu().numpy()
+    norms: Norms = torch.stack([part.norm(dim=-1) for part in states.chunk(layers, -1)], dim=-1).float().numpy()
     return norms
 
 

@@ -1,14 +1,13 @@
-"""A target's next-token modules (MTP) in plain torch: their logits along a text's true states.
+"""A target's next-token modules (MTP) in plain torch, from DeepSeek-V3 (2024), section 2.2; layers by transformers.
 
-What joins a token to a state is written anew, from DeepSeek-V3 (2024), section 2.2: norms, their order side by side,
-the projection, and which token and state each module takes. The decoder layers are transformers' own, over dense
-keys and values. At slot t module k takes the token at t + 1 + k and what module k - 1 made of slot t, at first the
-target's state after its last norm.
+At slot t module k takes the token at t + 1 + k and what module k - 1 made of slot t, at first the target's state after
+its last norm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -32,8 +31,8 @@ class Modules(Head):
     def __init__(self, source: ModelSource, target: Any) -> None:  # noqa: ANN401
         """`source`: the target's; `target`: it, as transformers loads it. Raises UserError."""
         self.tap, self.layers, self.mask_token = None, ("final",), None
-        # Puts hooks on a decoder layer, for a pass of so many rows, that tell of its operations; gives their handles
-        self.inside: Callable[[nn.Module, Tap, int], list[Any]] = lambda *_: []
+        # Has a decoder layer tell of its operations meanwhile, in a pass of so many rows
+        self.inside: Callable[[nn.Module, Tap, int], AbstractContextManager[None]] = lambda *_: nullcontext()
         self.of_target = self.embedding = target.get_input_embeddings().weight
         self.output = target.get_output_embeddings().weight
         self.vocab = len(self.output)
@@ -98,12 +97,9 @@ class Modules(Head):
         mask = torch.zeros(seen.shape, dtype=x.dtype).masked_fill_(~seen, torch.finfo(x.dtype).min)[None, None]
         turned = self.turn(x, position_ids=places, **kinds)
         given: dict[str, Any] = {"attention_mask": mask, "position_ids": places, "past_key_values": grown}
-        handles = [] if self.tap is None else self.inside(block, partial(self._within, self.names[module]), len(x[0]))
-        try:
+        told = partial(self._within, self.names[module])
+        with nullcontext() if self.tap is None else self.inside(block, told, len(x[0])):
             made = self._tapped(self.names[module], block(x, position_embeddings=turned, **given)[0])
-        finally:
-            for handle in handles:
-                handle.remove()
         after = list(before)
         after[module] = (*grown.kv, known)
         return self._norm("post_norm", made), after
@@ -129,10 +125,7 @@ class Modules(Head):
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> Iterator[tuple[list[Ask], Tensor]]:
-        """The logits at the parents asked for, as of a head; where each depth has its module, of that one's.
-
-        The first module was iterated where no step says that another drafted.
-        """
+        """As of a head; where another module than the first drafted, by the module of each depth."""
         drafted = (step.part.method.module.any() for step in contexts.steps if step.part.method is not None)
         if len(self.names) == 1 or not any(drafted):
             yield from super().rows(contexts, features, asked)

@@ -32,13 +32,13 @@ class Models:
 
     @cached_property
     def target(self) -> Causal:
-        return Causal(self.options.target, "float32", self.options.device)
+        return Causal(self.options.target, "float32")
 
     @cached_property
     def draft(self) -> Causal:
         """The drafter, where it is a causal language model."""
         assert self.options.draft is not None
-        return Causal(self.options.draft, "float32", self.options.device)
+        return Causal(self.options.draft, "float32")
 
     @cached_property
     def head(self) -> Head:
@@ -114,7 +114,7 @@ def _asked_rows(model: Head | Causal, target: Causal, contexts: Contexts) -> Ite
     features = target.alone(contexts.text, model.layers)[1]
     assert features is not None
     every = (ask for asks in contexts.asks().values() for ask in asks)
-    return model.rows(contexts, features.cpu(), [(step, node) for step, node in every if step.part.tree.children(node)])
+    return model.rows(contexts, features, [(step, node) for step, node in every if step.part.tree.children(node)])
 
 
 def recorded(step: Step, *, drafter: bool) -> list[tuple[int, Ints, Floats | None]]:

@@ -1,7 +1,4 @@
-"""The sampling rules, computed again, independent of the engine: one function each over rows of logits, and a request's
-whole chain of them: logit bias, penalties, the form (each output is fed to a new matcher), temperature, min-p, top-k,
-top-p.
-"""
+"""The sampling rules, independent of the engine: each over rows of logits, and a request's whole chain of them."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from specscope.analyze.audit.options import ModelSource
 from specscope.errors import not_loaded
@@ -26,8 +24,6 @@ WHITESPACE = 8  # at most between JSON's tokens, as in the engine
 
 
 class RequestForms:
-    """The forms of the requests of one capture."""
-
     def __init__(self, source: ModelSource, size: int, eos: Sequence[int]) -> None:
         """`size`: the width of the logits."""
         self.source, self.size, self.eos = source, size, [token for token in eos if token < size]
@@ -37,7 +33,6 @@ class RequestForms:
     def _compiler(self) -> tuple[Any, Any, list[bytes]]:
         """(xgrammar, its compiler, each token's bytes). Raises UserError."""
         import xgrammar
-        from transformers import AutoTokenizer
 
         try:
             path, arguments = self.source.path, self.source.arguments
@@ -105,8 +100,7 @@ def biased(row: Tensor, bias: Mapping[int, float]) -> Tensor:
     known = {token: value for token, value in bias.items() if token < len(row)}
     if not known:
         return row
-    tokens = torch.tensor(list(known), device=row.device)
-    return row.index_add(0, tokens, torch.tensor(list(known.values()), dtype=row.dtype, device=row.device))
+    return row.index_add(0, torch.tensor(list(known)), torch.tensor(list(known.values()), dtype=row.dtype))
 
 
 def penalised(rule: str, row: Tensor, value: float, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
@@ -117,9 +111,9 @@ def penalised(rule: str, row: Tensor, value: float, prompt: Sequence[int], outpu
     tokens = torch.tensor(sorted({*prompt, *output} if rule == REPETITION else times), dtype=torch.long)
     here = row[tokens]
     if rule == REPETITION:
-        return row.index_copy(0, tokens.to(row.device), torch.where(here > 0, here / value, here * value))
-    count = torch.tensor([times[token] if rule == FREQUENCY else 1.0 for token in tokens.tolist()], device=row.device)
-    return row.index_copy(0, tokens.to(row.device), here - value * count)
+        return row.index_copy(0, tokens, torch.where(here > 0, here / value, here * value))
+    count = torch.tensor([times[token] if rule == FREQUENCY else 1.0 for token in tokens.tolist()])
+    return row.index_copy(0, tokens, here - value * count)
 
 
 def least_p(rows: Tensor, share: Tensor, largest: Tensor | None = None) -> Tensor:
@@ -180,7 +174,7 @@ class Rules:
         for rule in PENALTIES:
             row = penalised(rule, row, getattr(self.params, rule.replace(" ", "_")), self.prompt, output)
         refused = self.forms.refused(self.params, output) if self.forms is not None and self.params.limited else None
-        return row if refused is None else row.masked_fill(refused.to(row.device), -torch.inf)
+        return row if refused is None else row.masked_fill(refused, -torch.inf)
 
     @property
     def truncates(self) -> bool:
@@ -220,7 +214,7 @@ class Rules:
 
 def _truncated(rows: Tensor, params: SamplingParams) -> Tensor:
     def of_rows(value: float) -> Tensor:
-        return torch.full((len(rows), 1), float(value), device=rows.device)
+        return torch.full((len(rows), 1), float(value))
 
     if params.min_p > 0:
         rows = least_p(rows, of_rows(params.min_p))

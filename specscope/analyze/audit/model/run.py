@@ -1,6 +1,4 @@
-"""An audit's passes: load, measure how far rounding goes, then judge request by request. A capture may hold anything:
-a request on which a judge fails is left out and named.
-"""
+"""An audit's passes. A capture may hold anything: a request on which a judge fails is left out and named."""
 
 from __future__ import annotations
 
@@ -49,8 +47,6 @@ FAULTS = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, Ass
 Judge = TargetJudge | DrafterJudge
 RowsOf = Callable[[Contexts], Iterator[AskedRows]]
 Scores = Iterator[tuple[Any, Tensor]]  # by any key, a row of log probabilities
-
-
 HEADS: Mapping[str, Callable[[ModelSource, Any], Head]] = {"eagle": Head, "dflash": BlockHead, "mtp": Modules}
 
 
@@ -130,7 +126,7 @@ class Passes:
     def _target(self) -> bool:
         """Judge the target at every plan's rows; whether all requests were. Raises UserError."""
         source, draft, head, why = self.options.target, self.options.draft, None, ""
-        causal = Causal(source, self.run.dtype, self.options.device)
+        causal = Causal(source, self.run.dtype)
         self.forms = RequestForms(source, causal.vocab, self.run.eos_tokens)
         self.plans[:] = [contexts.within(causal.vocab) for contexts in self.plans]
         if draft is not None and runs_head(self.run.drafter):
@@ -148,7 +144,7 @@ class Passes:
             asks = contexts.asks()
             for some, piece in causal.rows(contexts, layers):
                 if piece is not None:
-                    pieces[contexts.request].append(piece.cpu())
+                    pieces[contexts.request].append(piece)
                 yield from by_ask([some], asks)
 
         all_judged = self._each(TargetJudge, self.plans, self.forms, self.slack, rows)
@@ -165,8 +161,10 @@ class Passes:
         if not part or source is None:
             return self.options.why_no_draft
         if runs_head(part):
-            return self.why_no_head if self.head is None else self._head(self.head)
-        causal = Causal(source, self.run.dtype, self.options.device)
+            if self.head is not None:
+                self._head(self.head)
+            return "" if self.head is not None else self.why_no_head
+        causal = Causal(source, self.run.dtype)
         forms = RequestForms(source, causal.vocab, self.run.eos_tokens)
         plans = [contexts.within(causal.vocab) for contexts in self.plans]
         self.draft_slack = calibrate(causal, self.run.dtype, _short(plans))
@@ -174,8 +172,8 @@ class Passes:
         self._each(DrafterJudge, plans, forms, self.draft_slack, by_asks)
         return ""
 
-    def _head(self, head: Head) -> str:
-        """Judge an EAGLE head over the target's true features; returns "", as nothing is in the way."""
+    def _head(self, head: Head) -> None:
+        """Judge a head over the target's true features."""
         self._embedding(head)
         # How far rounding goes: in the capture's dtype (of float32, in double precision: else all was the same) over
         # features of that dtype, in float32 over the judge's
@@ -187,7 +185,6 @@ class Passes:
         self.draft_slack = _slack(self.run.dtype, known, scores, HEAD_SAFETY, HEAD_LEAST if levels else 1)
         rows = lambda each: _drafted(head, each, self.features[each.request])  # noqa: E731
         self._each(DrafterJudge, self.plans, self.forms, self.draft_slack, rows)
-        return ""
 
     def _embedding(self, head: Head) -> None:
         """Check that a head's own embedding, where it has one, agrees with the target's."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.model.block import BlockHead
@@ -42,7 +43,6 @@ class Along:
 
     @property
     def places(self) -> Tensor:
-        """[T] of the text."""
         return torch.arange(len(self.text))
 
     @property
@@ -80,11 +80,6 @@ class HeadMistake:
     final: bool = True  # whether the norm after the layer is there
     order: Callable[[int, int], int] = lambda module, count: module  # which module runs in a module's place
     is_older: bool = False  # whether a module is fed what the one before it was fed
-
-    @property
-    def is_of_parts(self) -> bool:
-        """Whether a head's parts are put together by mistake: then it is at work all along."""
-        return bool(self.skipped or self.flipped)
 
 
 def _from(along: Along, places: Tensor) -> Tensor:
@@ -204,12 +199,13 @@ class MovedHead(Head):
 
     def can_run(self, mistake: HeadMistake, back: int | None) -> bool:
         """Whether it can be run so. What leaves the last layer is not known by layers."""
-        known = all(isinstance(layer, int) for layer in self.layers) and (back is None or not mistake.is_of_parts)
+        if back is not None and (mistake.skipped or mistake.flipped):  # parts that are put together so are all along
+            return False
+        known = all(isinstance(layer, int) for layer in self.layers)
         return known and any(f".{name}".endswith(f"{mistake.skipped}.weight") for name in self.weights)
 
     @contextmanager
     def under(self, mistake: HeadMistake) -> Iterator[None]:
-        """A mistake is at work meanwhile."""
         known, self.mistake = self.config if mistake.flipped else {}, mistake  # a target's modules have no such config
         if mistake.flipped:
             self.config = known | {mistake.flipped: not known.get(mistake.flipped)}
@@ -328,8 +324,6 @@ class HeadAgain:
         """What the head sees of a request, and what the target makes of its text in every layer."""
         key = steps[0].request, steps[-1].part.index
         if key not in self._along:
-            from transformers import DynamicCache
-
             indices, request = {step.part.index for step in steps}, steps[0].visit.request
             places = [place for place, part in enumerate(request.steps) if part.index in indices]
             contexts, cache, right = contexts_of(self.case.history, request.id, places), DynamicCache(), target.RIGHT
@@ -338,7 +332,7 @@ class HeadAgain:
             every = range(int(self.target.config.num_hidden_layers) if inner else 0)
             _, states = self.target.alone(contexts.text, every if inner else layers)
             assert states is not None
-            text = states.cpu().reshape(len(states), len(every) or 1, -1)
+            text = states.reshape(len(states), len(every) or 1, -1)
             self._along[key] = Along(
                 contexts,
                 steps,
@@ -388,7 +382,6 @@ class MovedModules(MovedHead, Modules):
 
     @contextmanager
     def under(self, mistake: HeadMistake) -> Iterator[None]:
-        """A mistake is at work meanwhile."""
         known, order = (self.blocks, self.modules), self._order(mistake.order)
         self.blocks, self.modules = ([each[module] for module in order] for each in known)
         try:
@@ -412,12 +405,10 @@ class MovedModules(MovedHead, Modules):
         return super().run((joined, joined), positions, seen, before, module)
 
     def places(self, positions: Tensor, module: int) -> Tensor:
-        """Of the tokens."""
         right = super().places(positions, module)
         return torch.where(self._works, self.mistake.turned(right, self.prompt, self._drafted), right)
 
     def given(self, own: Tensor, older: Tensor, slots: Tensor) -> Tensor:
-        """The states that a module takes."""
         return torch.where(self._at(slots)[:, None], older, own) if self.mistake.is_older else own
 
     def _at(self, slots: Tensor) -> Tensor:

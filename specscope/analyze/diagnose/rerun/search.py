@@ -1,7 +1,6 @@
 """Which named mistake gives what was recorded: a model run again under each of them, up to where a request differs.
 
-What a mistake writes into masks, KV or features stays there, so each is judged by the first step that differs: it was
-at work all along, or in one step alone, that one or shortly before. And the final draws once more, from the residual.
+What a mistake writes into masks, KV or features stays there, so each is judged by the first step that differs.
 """
 
 from __future__ import annotations
@@ -55,10 +54,7 @@ LEAST = 3e-4  # probabilities that differ by less are the same
 
 
 def mistakes(session: JudgedCase, *, drafter: bool) -> list[Suspect]:
-    """What a model is fed and how its tree is seen, where its raw probabilities differ; else the sampling rules.
-
-    What a drafter is fed shows in its q and tokens too: these are asked about both.
-    """
+    """What a model is fed and how its tree is seen, where its raw probabilities differ; else the sampling rules."""
     case, models, (raw, ruled) = session.case, session.models, OF_DRAFTER if drafter else OF_TARGET
     run = case.history.run
     is_head = drafter and run is not None and runs_head(run.drafter)
@@ -93,7 +89,6 @@ def first_differing(audit: Audit, names: Sequence[str]) -> dict[str, int]:
 
 
 def _named(cause: Cause, at: Located) -> Suspect:
-    """A cause that was located."""
     return Suspect(cause, Proof.ROWS, (at.sentence,), at.where, at.explained, at.differing, rerun=True)
 
 
@@ -154,7 +149,6 @@ class Match:
 
     @property
     def mean(self) -> float:
-        """The mean of the largest deviations."""
         return self.off / max(self.total, 1)
 
     def given(self, right: Match) -> float:
@@ -217,7 +211,6 @@ class Rerun:
             yield compared(step, rows, dtype, drafter=self.drafter, known=known, first=self.first)
 
     def last(self, steps: Begin, mistake: Mistake, back: int | None = None) -> Match:
-        """The last of these steps."""
         return next(self.matches(steps, mistake, back), Match())
 
     def best(self, steps: Begin, mistake: Mistake) -> Match:
@@ -229,10 +222,7 @@ class Rerun:
 
 
 def _begins(asked: Rerun, first: Mapping[str, int]) -> list[Begin]:
-    """Of some requests the steps up to the first that differs from the model without a mistake.
-
-    The audit looks at a sample of steps: the `first` of these that differs need not be the first.
-    """
+    """Of some requests the steps up to the first that differs; `first`: of those that were audited."""
     begins: dict[str, list[Step]] = {name: [] for name in first}
     for step in asked.case.steps:
         if step.part.index <= first.get(step.request, -1):
@@ -318,7 +308,7 @@ def shared_noise(session: JudgedCase) -> list[Suspect]:
     steps = [
         step
         for step in case.drafting
-        if step.rejected_last and step.is_sampled and step.params is not None and not step.params.greedy
+        if len(step.rejected_last) and step.is_sampled and step.params is not None and not step.params.greedy
         if step.verdict.rule == STANDARD  # other rules leave something else of p
     ]
     if run is None or not run.is_ours or session.options.draft is None or len(steps) < FEWEST_DRAWS:

@@ -1,7 +1,6 @@
 """A model once more under a named mistake: a request decoded step by step as recorded, in plain transformers.
 
-Each step feeds the root and the recorded tree, and keeps the KV of the accepted path. Under a mistake the mask, the
-positions or what is kept are those that it would give, and what it writes into the KV cache stays there.
+Each step feeds the root and the recorded tree; what a mistake writes into the KV cache stays there.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from specscope.analyze.audit.model.causal import Causal, cached
 from specscope.analyze.diagnose.causes import Cause
@@ -54,7 +54,6 @@ def _from_its_chunk(step: Step, places: Indices) -> Indices:
 
 
 def _elder(tree: DraftTree) -> Bools:
-    """Itself and its elder siblings."""
     return np.asarray((tree.parent[:, None] == tree.parent[None]) & np.tri(len(tree), dtype=np.bool_))
 
 
@@ -124,15 +123,15 @@ def decoded(model: Causal, step: Step, mistake: TreeMistake, cache: Any, layers:
         [*pending, *tree.token.tolist()],
         [*range(c - 1, c + n)],
         layers,
-        position_ids=places[None].to(model.device),
+        position_ids=places[None],
         attention_mask=model.masks(seen, places[:, None] - torch.cat([torch.arange(done), places])),
         **cached(model.model, cache),
     )
     path = (done + c + node for node in mistake.keep(step.verdict.path.tolist(), tree))
     kept = torch.tensor([*range(done + c), *path])
     for layer in cache.layers:
-        layer.keys, layer.values = (x[:, :, kept.to(x.device)] for x in (layer.keys, layer.values))
-    return (logits if states is None else states[c - 1 :].reshape(n + 1, len(layers), -1)).cpu()
+        layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+    return logits if states is None else states[c - 1 :].reshape(n + 1, len(layers), -1)
 
 
 def _ran(keep: Keep, path: Sequence[int], tree: DraftTree) -> list[int]:
@@ -201,8 +200,6 @@ class ModelAgain:
 
     def _left(self, steps: Sequence[Step]) -> Any:  # noqa: ANN401
         """A copy of the cache that these steps leave without a mistake."""
-        from transformers import DynamicCache
-
         if not steps:
             return DynamicCache()
         key = steps[0].request, len(steps)

@@ -1,8 +1,7 @@
 """What a difference of one operation looks like: rows of an engine held against the same rows of the reference.
 
-First which rows differ, then which heads or channels of these, then how what is left relates to the right values: at
-nearly all of the rows, so that noise is not taken for structure. Scores of attention are known up to what all keys of a
-row share: they are held against the median of those that both sides see.
+A relation must hold at nearly all of the rows, so that noise is not taken for structure. Scores of attention are known
+up to what all keys of a row share: they are held against the median of those that both sides see.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ REPEATED = 8  # an operation in a dtype of few bits rounds its inputs and what i
 
 
 def figure(value: float) -> str:
-    """Three digits."""
     return f"{value:.3g}"
 
 
@@ -437,7 +435,6 @@ def numbers(noun: str, chosen: Tensor) -> str:
 
 
 def every(step: int) -> str:
-    """`every 16th`."""
     return f"every {({2: '2nd', 3: '3rd'}).get(step, f'{step}th')}"
 
 

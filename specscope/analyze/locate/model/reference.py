@@ -1,20 +1,20 @@
-"""A model's reference: plain transformers along a request's text, pass by pass, with every operation by name.
-
-The model's own eager attention, in float32, with a DynamicCache and masks as `audit` has them. Nothing of the engine.
-"""
+"""A model's reference: plain transformers, eager and in float32, along a text pass by pass, every operation by name."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import AttentionInterface
 
 from specscope.analyze.audit.model.block import BlockHead
 from specscope.analyze.audit.model.causal import PIECE, Causal, cached
@@ -34,9 +34,7 @@ IN = ":in"  # behind a module's name: its input, which is what the code around i
 
 
 class Taps:
-    """What operations gave, in the order in which they were first computed; the rows of several passes one behind
-    the other.
-    """
+    """What operations gave, in the order of computing; rows of several passes one behind the other."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[Tensor]] = {}
@@ -61,11 +59,9 @@ def by_row(x: Tensor, rows: int) -> Tensor | None:
     return x if x.shape[0] == rows else None
 
 
-def hooked(part: nn.Module, put: Callable[[str, Tensor], None], rows: Callable[[], int]) -> list[Any]:
-    """Hooks on all modules below `part`, which tell what goes into each and what comes out.
-
-    `rows`: how many rows the pass has that runs now.
-    """
+@contextmanager
+def hooked(part: nn.Module, put: Callable[[str, Tensor], None], rows: Callable[[], int]) -> Iterator[None]:
+    """All modules below `part` tell what goes into each and what comes out. `rows`: of the pass that runs now."""
 
     def tell(name: str, values: Iterable[Any], most: int | None = None) -> None:
         for index, tensor in enumerate([x for x in values if isinstance(x, Tensor)][:most]):
@@ -79,9 +75,11 @@ def hooked(part: nn.Module, put: Callable[[str, Tensor], None], rows: Callable[[
     def leaves(name: str, module: nn.Module, given: tuple[Any, ...], out: Any) -> None:  # noqa: ANN401
         tell(name, out if isinstance(out, tuple) else (out,))
 
-    inner = [(name, module) for name, module in part.named_modules() if name]
-    handles = [module.register_forward_pre_hook(partial(enters, name), with_kwargs=True) for name, module in inner]
-    return [*handles, *(module.register_forward_hook(partial(leaves, name)) for name, module in inner)]
+    with ExitStack() as stack:
+        for name, module in [*part.named_modules()][1:]:
+            stack.enter_context(module.register_forward_pre_hook(partial(enters, name), with_kwargs=True))
+            stack.enter_context(module.register_forward_hook(partial(leaves, name)))
+        yield
 
 
 def relative(ours: Tensor, right: Tensor, heads: int = 1) -> Tensor:
@@ -137,9 +135,7 @@ class ReferencePass:
 
 
 def rounding(whole: Mapping[str, Tensor], pieces: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
-    """The relative error of each operation that rounding explains: two orders of summation, of the rows at once and in
-    pieces of a few, times a margin.
-    """
+    """What rounding explains of each operation: how far rows at once and in pieces differ, times a margin."""
     cut = dict[str, list[Tensor]]()
     for taps in pieces:
         for name, x in taps.items():
@@ -179,33 +175,29 @@ class GrownTree:
         return seen
 
 
-def inside(layer: nn.Module, put: Callable[[str, Tensor], None], rows: Callable[[], int]) -> list[Any]:
-    """Tell of every operation inside a decoder layer until the handles are removed. `rows`: of the pass that runs."""
+@contextmanager
+def inside(layer: nn.Module, put: Callable[[str, Tensor], None], rows: Callable[[], int]) -> Iterator[None]:
+    """Every operation inside a decoder layer is told. `rows`: of the pass that runs now."""
     attention = next((m for m in layer.modules() if hasattr(m, "layer_idx") and m is not layer), None)
-    if attention is None:
-        return hooked(layer, put, rows)
-    setattr(attention, TAPS, put)
-    return [*hooked(layer, put, rows), SimpleNamespace(remove=lambda: delattr(attention, TAPS))]
+    with hooked(layer, put, rows), ExitStack() as stack:
+        if attention is not None:
+            stack.enter_context(patch.object(attention, TAPS, put, create=True))
+        yield
 
 
 class ModelReference:
-    """A model as transformers runs it."""
-
-    def __init__(self, source: ModelSource, device: str = "cpu") -> None:
+    def __init__(self, source: ModelSource) -> None:
         """Loads it in float32. Raises UserError."""
-        from transformers.masking_utils import AttentionMaskInterface, eager_mask
-        from transformers.modeling_utils import AttentionInterface
-
         AttentionInterface.register(NAME, _attention)
         AttentionMaskInterface.register(NAME, eager_mask)
-        self.causal = Causal(source, "float32", device)
+        self.causal = Causal(source, "float32")
         self.causal.model.set_attn_implementation(NAME)
         self.layers = decoder_layers(self.causal.model)
 
     @contextmanager
     def tapped(self, layers: Collection[int] = (), wanted: Collection[str] | None = None) -> Iterator[Taps]:
         """What enters and leaves each layer in a pass, and what is wanted inside some; None: all."""
-        taps, handles, rows, model = Taps(), [], [0], self.causal.model
+        taps, rows, model = Taps(), [0], self.causal.model
 
         def enter(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             hidden: Tensor = given[0] if given else named["hidden_states"]
@@ -219,17 +211,15 @@ class ModelReference:
             if wanted is None or f"{layer}.{name}" in wanted:
                 taps.put(f"{layer}.{name}", x)
 
-        handles.append(self.layers[0].register_forward_pre_hook(enter, with_kwargs=True))
-        for index in layers:
-            handles += inside(self.layers[index], partial(put, f"layers.{index}"), lambda: rows[0])
         named = {f"layers.{i}": layer for i, layer in enumerate(self.layers)}
         named |= {"norm": getattr(model, model.base_model_prefix), "embed_tokens": model.get_input_embeddings()}
-        handles += [module.register_forward_hook(partial(leave, name)) for name, module in named.items()]
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(self.layers[0].register_forward_pre_hook(enter, with_kwargs=True))
+            for index in layers:
+                stack.enter_context(inside(self.layers[index], partial(put, f"layers.{index}"), lambda: rows[0]))
+            for name, module in named.items():
+                stack.enter_context(module.register_forward_hook(partial(leave, name)))
             yield taps
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @torch.inference_mode()
     def allowed(self, tokens: Sequence[int]) -> dict[str, float]:
@@ -248,8 +238,6 @@ class ModelPasses:
 
     def __init__(self, reference: ModelReference, text: Sequence[int], wanted: Collection[str] | None = None) -> None:
         """`wanted`: operations of all layers that each pass tells; None: only what leaves the layers."""
-        from transformers import DynamicCache
-
         self.reference, self.wanted = reference, wanted
         self.text = [FedRow(position, token) for position, token in enumerate(text)]
         self._cache = DynamicCache()
@@ -302,9 +290,8 @@ class ModelPasses:
         of_text = torch.arange(len(keys)) <= torch.arange(first, end)[:, None]
         seen = torch.cat([of_text, self._tree.seen(nodes, end)])
         own, places = (torch.tensor([row.position for row in some]) for some in (rows, keys))
-        causal = self.reference.causal
-        masks = causal.masks(seen, own[:, None] - places[None])
-        return {"attention_mask": masks, "position_ids": own[None].to(causal.device)}
+        masks = self.reference.causal.masks(seen, own[:, None] - places[None])
+        return {"attention_mask": masks, "position_ids": own[None]}
 
     @torch.inference_mode()
     def _run(
@@ -317,7 +304,7 @@ class ModelPasses:
             self._cache.crop(-further)
         with self.reference.tapped(layers, self.wanted) as taps:
             logits, _ = causal.forward(tokens, keep, (), **kept, **arguments)
-        return {**taps.take(), "lm_head": logits.cpu()}
+        return {**taps.take(), "lm_head": logits}
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:  # noqa: ANN401
@@ -399,7 +386,6 @@ class HeadPasses:
         return rounding(made[0].taps, (one.taps for one in made[1:]))
 
     def _pass(self, rows: Sequence[FedRow], end: int, keys: Iterable[FedRow], taps: dict[str, Tensor]) -> ReferencePass:
-        """What a pass gave; `keys`: behind those of the first pairs."""
         committed = (FedRow(slot, self.text[slot + 1]) for slot in range(end))
         return ReferencePass(tuple(rows), (*committed, *keys), taps)
 
@@ -467,5 +453,4 @@ def tapped(head: Head) -> Iterator[dict[str, Tensor]]:
 
 
 def first_pairs(kv: Sequence[KV], count: int) -> list[KV]:
-    """The keys and values of the first pairs."""
     return [tuple(x[:count] for x in layer) for layer in kv]  # type: ignore[misc]

@@ -15,7 +15,6 @@ from specscope.analyze.audit.model.rows import recorded as recorded_tops
 from specscope.analyze.audit.model.rules import RequestForms
 from specscope.analyze.conditions import find, rarest
 from specscope.analyze.evidence.arrays import Indices
-from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.decided import ACCEPTANCE
@@ -94,10 +93,7 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
 def search_rows(
     case: Case, rows: RuledRows, items: Sequence[Item], *, logits_right: bool, side: str = "recorded"
 ) -> SampledFault | None:
-    """The change of the rules that gives these items of some rows, or the other rows that they are of.
-
-    `side`: where the figures that differ stand.
-    """
+    """The change of the rules that gives these items, or whose rows they are. `side`: where what differs stands."""
     first = max((item.token + 1 for item in items if item.recorded > 0), default=0)
     search = Search(rows, items, logits_right=logits_right, first=first)
     answer = search.answer()
@@ -118,12 +114,10 @@ def _odd_finals(case: Case) -> list[tuple[str, int]]:
 
 
 def _is_apart(p: float, notes: ParentNotes | None) -> bool:
-    """Whether a final token's p is not the one that is noted."""
     return notes is not None and abs(p - notes.final_target_p) > 1e-6 + 1e-4 * max(p, notes.final_target_p)
 
 
 def _asked(case: Case, audit: Audit, models: Models, what: str) -> list[Asked]:
-    """The rows of steps that differ, of those around them, and of some others."""
     keys = differing(audit, RULED[what], STEPS)
     if what == "p":
         keys += [key for key in some(_odd_finals(case)) if key not in keys]
@@ -197,10 +191,7 @@ def _finals(step: Step, item: Item, *, is_wrong: bool) -> Iterator[Item]:
 
 
 def _elsewhere(search: Search, side: str) -> SampledFault | None:
-    """What differs as what some other row gives: of another request, another node, or the step before.
-
-    Only tokens that tell whose row they are of count.
-    """
+    """What differs as some other row gives it; only tokens that tell whose row they are of count."""
     what, places = search.rows.what, search.rows.places
     bad = [i for i in np.flatnonzero(search.wrong & ~search.fits_right).tolist() if _is_telling(search.items[i])]
     p, found = search.rows.distributions(RIGHT, range(len(places.every))), {name: list[int]() for name in GROUPS}
@@ -241,9 +232,6 @@ def _near(places: Places, item: Item) -> dict[str, list[int]]:
         elif before is not None and other.asked is before:
             near[OF_BEFORE].append(number)
     return near
-
-
-# In words
 
 
 def _located(case: Case, what: str, answer: BestVariant, side: str) -> Located:
@@ -301,27 +289,8 @@ TESTS: dict[str, Callable[[Doubles, Doubles, Doubles], Bools]] = {  # of p, q an
 }
 
 
-@dataclass(frozen=True)
-class Trials:
-    """Nodes that were tried under the standard rule, in some steps, and the models that may be asked about them."""
-
-    case: Case
-    audit: Audit
-    models: Models
-    nodes: Indices  # over all of the run
-    firsts: Indices  # those of them before which no sibling was tried
-    steps: dict[int, tuple[str, int]]  # request and number by step
-
-    @property
-    def c(self) -> Columns:
-        return self.case.evidence
-
-
 def located_verdicts(case: Case, audit: Audit, models: Models) -> list[Located]:
-    """What the verdict takes in place of its own p, q, coin or comparison. Empty where every outcome follows from them.
-
-    Raises UserError where a model cannot be loaded.
-    """
+    """What the verdict takes in place of its own p, q, coin or comparison. Raises UserError."""
     c = case.evidence
     judged = np.array([not len(verdict.forced) for verdict in c.verdicts], np.bool_) & (c.rule == STANDARD)
     nodes = np.flatnonzero(c.tried & (judged & c.told)[c.step]) if len(c.token) else np.zeros(0, np.int64)
@@ -332,18 +301,16 @@ def located_verdicts(case: Case, audit: Audit, models: Models) -> list[Located]:
         wrong = list(dict.fromkeys(c.step[nodes[against[nodes]]].tolist()))
         right = sorted({*c.step[nodes].tolist()}.difference(wrong))
         for steps in ([*some(wrong), *some(right)], some(wrong)):  # at work in all steps, or in those alone
-            keys = {step: (c.visits[step].request.id, c.visits[step].part.index) for step in steps}
             here = nodes[np.isin(c.step[nodes], steps)]
-            firsts = np.sort(here[np.unique(c.row[here], return_index=True)[1]])
-            if (found := _outcomes(Trials(case, audit, models, here, firsts, keys), against)) is not None:
+            if (found := _outcomes(case, audit, models, here, against)) is not None:
                 return [found]
     return [item for item in located_formulas(case) if item.looks]
 
 
-def _outcomes(trials: Trials, against: Bools) -> Located | None:
-    """Which p, q, coin or comparison gives the outcomes of drafts that were decided against their own."""
-    c, here = trials.c, trials.nodes
-    decided = {name: (axis, accepted == c.accepted[here]) for axis, name, accepted in _decisions(trials)}
+def _outcomes(case: Case, audit: Audit, models: Models, here: Indices, against: Bools) -> Located | None:
+    """Which p, q, coin or comparison gives the outcomes, at nodes `here`, of drafts decided against their own."""
+    c, ways = case.evidence, _decisions(case, audit, models, here)
+    decided = {name: (axis, accepted == c.accepted[here]) for axis, name, accepted in ways}
     likely = {name: fits for name, (_, fits) in decided.items() if fits.sum() > NEARLY * len(here)}
     best = Best.of(likely, against[here])
     if best is None or best.explained < max(ENOUGH, NEARLY * best.wrong):
@@ -352,18 +319,18 @@ def _outcomes(trials: Trials, against: Bools) -> Located | None:
     where, outcome = c.at_node(node), Outcome(int(c.outcome[node])).name.lower()
     figures = f"p {c.p_trial[node]:.6g}, q {c.q_trial[node]:.6g}, coin {c.coin[node]:.6g}, {outcome}"
     operation = Operation(Stage.VERDICT, decided[best.name][0], "whether a draft is accepted")
-    drafts, ways = plural(best.wrong, "draft"), plural(len(decided), "way")
+    drafts, tried = plural(best.wrong, "draft"), plural(len(decided), "way")
     text = f"{best.explained:,} of {drafts} decided against their own p follow from {best.name}, as do "
-    text += f"{best.fits:,} of all {len(here):,} that it could decide ({ways} tried)"
+    text += f"{best.fits:,} of all {len(here):,} that it could decide ({tried} tried)"
     smallest = f"token {c.token[node]} at {where}: {figures}"
     spoiled = len(here) - best.fits - best.wrong + best.explained
     counts = best.explained, best.wrong, "draft", True, best.next_best, spoiled, Proof.ROWS
     return Located(operation, text, best.name, smallest, where, *counts)
 
 
-def _decisions(trials: Trials) -> Iterator[tuple[str, str, Bools]]:
+def _decisions(case: Case, audit: Audit, models: Models, here: Indices) -> Iterator[tuple[str, str, Bools]]:
     """What is accepted where one thing is not as it should be: which of p, q, coin and comparison, and its name."""
-    c, here = trials.c, trials.nodes
+    c = case.evidence
     right = {"p": c.p_trial[here], "q": c.q_trial[here], "coin": c.coin[here]}
     of_capture = (  # which of p, q and coin, the name of what may stand in its place, and that of each node
         ("p", "its p before any sibling was rejected", c.p[here]),
@@ -371,7 +338,7 @@ def _decisions(trials: Trials) -> Iterator[tuple[str, str, Bools]]:
         ("q", "its q before any sibling was rejected", c.q[here]),
         ("coin", "the coin of the final token", c.final_coin[c.step[here]]),
     )
-    for axis, name, values in (*of_capture, *_other_rows(trials)):
+    for axis, name, values in (*of_capture, *_other_rows(case, audit, models, here)):
         given = right | {axis: np.where(np.isnan(values), right[axis], values)}
         yield axis, name, TESTS[BY_COIN](*given.values())
     for name, test in TESTS.items():
@@ -379,24 +346,24 @@ def _decisions(trials: Trials) -> Iterator[tuple[str, str, Bools]]:
             yield ACCEPTANCE, name, test(*right.values())
 
 
-def _other_rows(trials: Trials) -> Iterator[tuple[str, str, Doubles]]:
+def _other_rows(case: Case, audit: Audit, models: Models, here: Indices) -> Iterator[tuple[str, str, Doubles]]:
     """p, and q where it was drawn from, of other rows, and p at other temperatures: of first trials."""
-    c, here = trials.c, trials.nodes
-    for what, read, known in (
-        ("p", c.p_trial, trials.firsts),
-        ("q", c.q, trials.firsts[c.sampled[trials.firsts]]),
-    ):
-        every = rows_of(trials.case, trials.models, what, around(trials.case, trials.steps.values()))
+    c = case.evidence
+    keys = [(c.visits[step].request.id, c.visits[step].part.index) for step in c.step[here].tolist()]
+    firsts = np.sort(np.unique(c.row[here], return_index=True)[1])  # before which no sibling was tried
+    for what, read, known in (("p", c.p_trial, firsts), ("q", c.q, firsts[c.sampled[here[firsts]]])):
+        every = rows_of(case, models, what, around(case, keys))
         every = [asked for asked in every if asked.logits and not asked.contexts.limits]
         rows, items, nodes = RuledRows(Places(every), what, None), list[Item](), list[int]()
         by_key = {asked.step.key: asked for asked in every}
-        for node in known.tolist():
-            number = rows.places.at(by_key.get(trials.steps[int(c.step[node])]), int(c.parent[node]))
+        for place in known.tolist():
+            node = int(here[place])
+            number = rows.places.at(by_key.get(keys[place]), int(c.parent[node]))
             if number >= 0:
-                item = item_at(rows, number, trials.audit, c.at_node(node))
+                item = item_at(rows, number, audit, c.at_node(node))
                 item = replace(item, token=int(c.token[node]), recorded=float(read[node]), child=int(c.node[node]))
                 items.append(replace(item, wrong=True))
-                nodes.append(node)
+                nodes.append(place)
         if not items:
             continue
         search = Search(rows, items, logits_right=True)
@@ -405,5 +372,5 @@ def _other_rows(trials: Trials) -> Iterator[tuple[str, str, Doubles]]:
         made += [RuleChange(f"its p to the power {power:g}", "p", recipe) for power, recipe in colder]
         for change in made:
             values, whole = search.predicted(change), np.full(len(here), np.nan)
-            whole[np.searchsorted(here, nodes)] = np.where(search.greedy, values > 0, values)
+            whole[nodes] = np.where(search.greedy, values > 0, values)
             yield what, change.name, whole

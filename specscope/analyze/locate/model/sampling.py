@@ -1,7 +1,4 @@
-"""Logits to p or q under a variant of the sampling rules: each rule a step, in an order, over the rows of some places.
-
-The rules are audit's; what is changed is which of them, in what order, with whose parameters and over which tokens.
-"""
+"""Logits to p or q under a variant of audit's sampling rules: other rules, order, parameters, tokens or rows."""
 
 from __future__ import annotations
 
@@ -50,8 +47,6 @@ Related = Callable[["Places", RowPlace, "int | None"], int]  # of a place, and i
 
 @dataclass(frozen=True)
 class Relation:
-    """Another place than a row's own, by what it is to it."""
-
     name: str  # "the next request in the batch"
     of: Related  # -1: none
 
@@ -79,7 +74,6 @@ class Places:
         return self._others[key]
 
     def beside(self, place: RowPlace) -> list[Asked]:
-        """The requests of its engine step, in the order of the batch."""
         return self._batch[place.engine_step]
 
     def before(self, place: RowPlace) -> Asked | None:
@@ -154,7 +148,6 @@ class Counted:
 
     @property
     def whole(self) -> tuple[int, ...]:
-        """The output with the path."""
         return *self.output, *self.path
 
     @property
@@ -170,17 +163,12 @@ class Counted:
 Count = Callable[[Counted], tuple[Sequence[int], Sequence[int]]]  # what stands as prompt, and as output
 
 
-def as_it_should(counted: Counted) -> tuple[Sequence[int], Sequence[int]]:
-    """The prompt, and the output with the path."""
-    return counted.prompt, counted.whole
-
-
 @dataclass(frozen=True)
 class RuleRecipe:
     """How p is made of logits: right as it is here, or changed."""
 
     steps: tuple[str, ...] = ORDER
-    count: Count = as_it_should
+    count: Count = lambda c: (c.prompt, c.whole)
     changed: tuple[tuple[str, Changing], ...] = ()  # what becomes of LOGITS, SCORES, the SOFTMAX, P, or of a parameter
     related: tuple[tuple[str, Relation], ...] = ()  # whose are the LOGITS, the LARGEST for min-p, or a parameter
     exclusive: bool = False  # top-p leaves out the token that reaches it
@@ -253,7 +241,6 @@ class RuledRows:
     def _step(
         self, step: str, rows: Tensor, needed: list[int], numbers: Numbers, recipe: RuleRecipe, largest_of: list[int]
     ) -> Tensor:
-        """One rule."""
         if step == BIAS:
             of_rows = zip(rows, needed, strict=True)
             return torch.stack([biased(row, self.params[number].logit_bias) for row, number in of_rows])
@@ -329,7 +316,6 @@ def changed(stage: str, change: Changing) -> RuleRecipe:
 
 
 def times(by: float, plus: float = 0.0) -> Changing:
-    """A value scaled, and more of it."""
     return lambda value: value * by + plus
 
 

@@ -1,7 +1,6 @@
 """The search: which variant of the rules gives what was recorded of every token, and what the next best leaves.
 
-Every change is tried on a few tokens that differ; those that explain any on all tokens: each is right, or as the change
-has it. Of several that explain as much the one that would spoil the fewest is the answer, then the simplest.
+Of several that explain as much the one that would spoil the fewest is the answer, then the simplest.
 """
 
 from __future__ import annotations
@@ -89,7 +88,6 @@ class RuleVariant:
 
     @property
     def cost(self) -> float:
-        """The simplest is the least."""
         change = self.change
         return 0.05 * change.fitted + (0.2 if change.row is not None else 0.25 if change.operation == ROWS else 0)
 
@@ -118,7 +116,6 @@ class BestVariant:
 
     @property
     def next_best(self) -> str:
-        """In words what the next best leaves."""
         name, explained = ("any other", 0) if (x := self.runner_up) is None else (x.change.name, x.explained)
         return f"{name} leaves {self.wrong - explained:,} of {self.wrong:,}"
 
@@ -192,14 +189,10 @@ class Search:
         return np.asarray(np.where(greedy, chosen, away))
 
     def fits(self, values: Array, some: Sequence[int] | None = None) -> Bools:
-        """Which of them come out as recorded."""
         slack = self.slack if some is None else self.slack[list(some)]
         return np.asarray(self.off(values, some) <= slack)
 
-    # Singles
-
     def singles(self) -> list[RuleChange]:
-        """Every change, with those whose numbers were fitted."""
         made = changes(self.rows)
         if self.logits_right:
             made = [change for change in made if change.operation != LOGITS]
@@ -259,8 +252,6 @@ class Search:
         self.tried += len(made)
         given = (self.predicted(change, self.few) for change in made)
         return [(int(self.fits(values, self.few).sum()), self._apart(values)) for values in given]
-
-    # On all tokens
 
     def variant(self, change: RuleChange) -> RuleVariant:
         values = self.predicted(change)
