@@ -26,7 +26,7 @@ def rows_by_index(show, self, turn):
     """The accepted tokens' features are taken from the tree's first rows, not from the path's."""
     accepted = 0 if turn.verdict is None else len(turn.verdict.path)
     rows, request = turn.features[: turn.feed + accepted], turn.request
-    self.parts.drafter.observe(request.id, request.computed, rows, request.tokens)
+    self.parts.drafter.observe(request.id, turn.step.context_len, rows, request.tokens)
 
 
 def of_the_step_before(patch, engine):
@@ -38,7 +38,7 @@ def of_the_step_before(patch, engine):
         before, kept[request.id] = kept.get(request.id), turn.features
         if turn.verdict is None or before is None or len(before) != len(turn.features):
             return show(self, turn)
-        return self.parts.drafter.observe(request.id, request.computed, before[: turn.feed + accepted], request.tokens)
+        return self.parts.drafter.observe(request.id, turn.step.context_len, before[: turn.feed + accepted], request.tokens)
 
     replaced(Phases, "show_features")(late)(patch, engine)
 
