@@ -38,7 +38,9 @@ def of_the_step_before(patch, engine):
         before, kept[request.id] = kept.get(request.id), turn.features
         if turn.verdict is None or before is None or len(before) != len(turn.features):
             return show(self, turn)
-        return self.parts.drafter.observe(request.id, turn.step.context_len, before[: turn.feed + accepted], request.tokens)
+        return self.parts.drafter.observe(
+            request.id, turn.step.context_len, before[: turn.feed + accepted], request.tokens
+        )
 
     replaced(Phases, "show_features")(late)(patch, engine)
 

@@ -11,8 +11,7 @@ import pytest
 
 from specscope import Engine, EngineConfig, SamplingParams
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.verify import text
-from specscope.analyze.verify.trial import judge
+from specscope.analyze.verify.trial import judge, verdict
 from specscope.errors import UserError
 from specscope.trace.record.own_rule import OwnRule
 from specscope.trace.record.records import Outcome
@@ -157,10 +156,10 @@ def test_a_sample_that_is_too_small_is_no_proof(tiny):
     def verdict_of(tokens):
         params = dataclasses.replace(SAMPLED, max_tokens=tokens)
         history = run(tiny, lambda trial: min(1.0, 1.1 * trial.p / trial.q), params=params)
-        return text.verdict(judge(history, source="x"))
+        return verdict(judge(history, source="x"))
 
     few, more = verdict_of(4), verdict_of(100)
     assert few.startswith("consistent: ")
     assert "tokens are too few to say so; specscope.testing.lossless proves it exactly" in few
     assert re.search(r"lossless: \d+ draws would have seen .* nats a token with 95 % power; specscope", more)
-    assert "not prove" not in text.verdict(judge(run(tiny, "standard"), source="x"))
+    assert "not prove" not in verdict(judge(run(tiny, "standard"), source="x"))
