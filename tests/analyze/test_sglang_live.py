@@ -9,6 +9,7 @@ from specscope.analyze.audit.audit import audit, verdict
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import Exit
+from specscope.analyze.report import build_report
 from specscope.analyze.verify.trial import judge
 from specscope.analyze.why import why_run
 from specscope.measure.judges import DEFAULT_HEAD, audit_options
@@ -62,6 +63,13 @@ def test_lookups_in_the_texts_of_all_requests_are_not_judged():
     assert failed(found) == set()
     text = verdict(found.findings, found.audited, found.unjudged)
     assert "The drafter was not judged: this engine looks up drafts in the texts of all its requests" in text
+
+
+def test_what_is_not_recorded_is_not_judged_and_has_no_figure():
+    history = history_of("tree_sampled")
+    (likeliest,) = [check for check in judge(history, source="").checks if check.name == "drafter's likeliest"]
+    assert likeliest.note == "the drafter's likeliest tokens are not recorded"
+    assert build_report(history, source="").engine.peak_kv_usage is None
 
 
 def test_that_ranks_are_not_known_is_said_once():
