@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -34,6 +34,7 @@ def links(parent):
 
 
 @given(st.lists(parents(), min_size=1, max_size=4))
+@example([[0, 0, *[1] * 18]])  # many siblings, not of the root
 def test_parents_follow_from_links(batch):
     size = min(map(len, batch))
     batch = [parent[:size] for parent in batch]
